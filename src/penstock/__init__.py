@@ -17,6 +17,7 @@ from .core._clock import Clock, ManualClock, SystemClock
 from .core._decision import Decision, Forecast, Outcome
 from .core._errors import (
     ConfigInvalidError,
+    OverloadedError,
     PenstockError,
     QueueFullError,
     RateLimitExceededError,
@@ -57,6 +58,7 @@ __all__ = [
     "ManualClock",
     "MemoryStore",
     "Outcome",
+    "OverloadedError",
     "Parameter",
     "PenstockError",
     "QueueFullError",

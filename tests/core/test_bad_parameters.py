@@ -14,6 +14,7 @@ from penstock import (
     rate_limit,
     sliding_window,
     sliding_window_log,
+    slots,
     token_bucket,
 )
 from penstock.budget import token_budget
@@ -72,7 +73,8 @@ def test_parameters_that_could_not_keep_their_word_are_refused_together() -> Non
     assert_refused(lambda: token_bucket(1, 1e-300), "lower the capacity or raise the refill")
     assert_refused(lambda: sliding_window(5, 1, 100_000), "use fewer buckets")
     assert_refused(lambda: sliding_window(5, 10**6, 100_001), "^buckets must be")
-    assert_refused(lambda: sliding_window_log(1_000_001, 1_000), "^limit must be")
+    assert_refused(lambda: sliding_window_log(5_001, 1_000), "to 5000, not 5001.*sliding_window")
+    assert_refused(lambda: slots(10_001), "^limit must be")
 
 
 def test_the_extremes_that_construct_decide_soundly() -> None:
@@ -87,7 +89,7 @@ def test_the_extremes_that_construct_decide_soundly() -> None:
         fixed_window(HUGE, 1, anchor="first"),
         sliding_window(HUGE, 2**42, 100_000),
         sliding_window(HUGE, 782, 100_000),
-        sliding_window_log(1_000_000, 2**42),
+        sliding_window_log(5_000, 2**42),
     ):
         for now in (0, 1, NOW, 2**46):
             state = None

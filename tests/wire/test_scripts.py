@@ -225,13 +225,13 @@ def test_counts_beyond_14_digits_keep_them_all(client: redis.Redis, key: str) ->
         assert read(client, strategy, name)[-1] in (MAX_SAFE - 1, (17_000_000_000, MAX_SAFE - 1))
 
 
-def test_a_million_units_at_once_fit(client: redis.Redis, key: str) -> None:
-    """The log's largest limit, spent by one request, then found by rank and cleared by score."""
-    log = sliding_window_log(1_000_000, 1000)
-    assert check(client, log, key, NOW, 1_000_000) == (1, 1_000_000, 0, NOW + 1000, 0)
-    assert client.zcard(key) == 1_000_000
-    assert check(client, log, key, NOW + 1, 500_000) == (0, 1_000_000, 0, NOW + 1000, 999)
-    assert check(client, log, key, NOW + 1000, 1) == (1, 1_000_000, 999_999, NOW + 2000, 0)
+def test_the_largest_limit_of_a_log_fits_into_one_request(client: redis.Redis, key: str) -> None:
+    """All units spent by one request, then found by rank and cleared by score."""
+    log = sliding_window_log(5_000, 1000)
+    assert check(client, log, key, NOW, 5_000) == (1, 5_000, 0, NOW + 1000, 0)
+    assert client.zcard(key) == 5_000
+    assert check(client, log, key, NOW + 1, 2_500) == (0, 5_000, 0, NOW + 1000, 999)
+    assert check(client, log, key, NOW + 1000, 1) == (1, 5_000, 4_999, NOW + 2000, 0)
     assert client.zcard(key) == 1
 
 
@@ -246,6 +246,19 @@ def test_a_ring_of_100_001_fields_is_read_whole(client: redis.Redis, key: str) -
         outcome = ring.check(state, now, cost)
         assert check(client, ring, key, now, cost) == fields(outcome.result)
         state = outcome.state
+
+
+def test_a_ring_of_more_buckets_than_units_keeps_only_ticks_that_count(
+    client: redis.Redis, key: str
+) -> None:
+    """100,000 buckets and a limit of 3: ticks that have left the window are removed."""
+    ring = sliding_window(3, 100_000, 100_000)
+    state = None
+    for now in range(NOW, NOW + 2_000_000, 40_000):
+        outcome = ring.check(state, now, 1)
+        assert check(client, ring, key, now, 1) == fields(outcome.result)
+        state = outcome.state if outcome.persist else state
+        assert client.hlen(key) <= 4
 
 
 def test_members_of_another_client_do_not_stand_in_for_ours(client: redis.Redis, key: str) -> None:

@@ -91,6 +91,11 @@ if allowed == 1 then
     px = ahead + ttl + margin
   end
   do
+    if p.buckets > 5000 then
+      for tick in pairs(state.counts) do
+        if tick < state.newest - p.buckets then redis.call('HDEL', key, tick % (p.buckets + 1)) end
+      end
+    end
     for tick in pairs(state.changed) do
       local count = string.format('%.0f:%.0f', tick, state.counts[tick])
       redis.call('HSET', key, tick % (p.buckets + 1), count)

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from ..core._claims import Closing
 from ..core._clock import Clock, SystemClock, require_clock
 from ..core._decision import Decision, DegradedDecision, Forecast
-from ..core._errors import StoreUnavailableError, UnsupportedError
+from ..core._errors import OverloadedError, StoreUnavailableError, UnsupportedError
 from ..core._reserving import require_until, require_wait
 from ..core._validation import (
     reject,
@@ -419,7 +419,8 @@ class ServiceLimiter(Closing):
             return self._failed(question, no_answer(self.url, question.call, problem, sent=True))
 
     def _failed(self, question: ServiceCall, error: StoreUnavailableError) -> Any:
-        if question.failed is None or self.fail == "error":
+        is_outage = not isinstance(error, OverloadedError)
+        if question.failed is None or self.fail == "error" or not is_outage:
             raise error
         again_at = self.clock.now() + _RETRY_MS
         is_open = self.fail == "open"

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from ..core._errors import (
     ConfigInvalidError,
+    OverloadedError,
     PenstockError,
     StoreUnavailableError,
     UnsupportedError,
@@ -73,6 +74,8 @@ def refusal(where: str, status: int, problem: Answer) -> PenstockError:
     text = f"the service at {where} answered {status}: {detail}"
     if status == 501:
         return UnsupportedError(text)
+    if problem.get("code") == "overloaded":
+        return OverloadedError(text)
     if status >= 500 or status in _BUSY:
         is_full = problem.get("reason") == "full"
         return StoreUnavailableError(text, reason="full" if is_full else "away")

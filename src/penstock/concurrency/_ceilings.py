@@ -38,6 +38,7 @@ from math import isfinite, sqrt
 from typing import Any, Protocol
 
 from ..core._validation import MAX_SPAN_MS, reject, require_int
+from ..strategies._slots import MAX_SLOTS
 
 __all__ = [
     "Aimd",
@@ -50,7 +51,7 @@ __all__ = [
 ]
 
 
-MAX_LIMIT = 1_000_000
+MAX_LIMIT = MAX_SLOTS
 MAX_SAMPLES = 100_000
 _START = 20
 

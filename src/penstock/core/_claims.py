@@ -46,7 +46,9 @@ class Claim:
 
 def claim(store: Store, lead: str, strategy: Strategy) -> Claim:
     """Claim the keys of `store` that begin with `lead` for `strategy`. The claim lasts as long as
-    it is referenced. Raises `config_invalid` if a limiter with another strategy has them."""
+    it is referenced. Raises `config_invalid` if a limiter with another strategy has them, or if the
+    store rejects the strategy."""
+    store.require_strategy(strategy)
     wanted = Claim(strategy)
     if _taken(store, lead, wanted).meaning != wanted.meaning:
         import gc

@@ -25,10 +25,12 @@ __all__ = [
     "EXTRAS",
     "NOT_IN_ALL",
     "ConfigInvalidError",
+    "OverloadedError",
     "PenstockError",
     "QueueFullError",
     "RateLimitExceededError",
     "StoreUnavailableError",
+    "TooLargeError",
     "UnsupportedError",
     "distribution_of",
     "install_line",
@@ -53,6 +55,10 @@ class ConfigInvalidError(PenstockError, ValueError):
     code = "config_invalid"
 
 
+class TooLargeError(ConfigInvalidError):
+    """One call asks for more than a store may be kept busy with. Nothing was sent to the store."""
+
+
 class StoreUnavailableError(PenstockError):
     """The store did not answer, or not in time; the message says whether it may have acted.
 
@@ -65,6 +71,14 @@ class StoreUnavailableError(PenstockError):
     def __init__(self, *args: object, reason: Reason = "away") -> None:
         super().__init__(*args)
         self.reason: Reason = reason
+
+
+class OverloadedError(StoreUnavailableError):
+    """The store works, but this process asks for more than it answers in time: the call waited
+    behind other calls until its deadline. That is not an outage, so no fail mode applies, and
+    nothing is admitted; retry later, or ask for less at once."""
+
+    code = "overloaded"
 
 
 def outage_reason(error: BaseException) -> Reason:

@@ -21,6 +21,7 @@ from ._clock import Clock
 from ._errors import UnsupportedError
 from ._flow import adrive, drive
 from ._steps import Step, in_order, looked_at, timed
+from ._strategy import Strategy
 from ._transform import CLEAR, Transform
 from ._validation import reject
 
@@ -183,6 +184,10 @@ class Store:
                 f"{type(self).__name__} uses the clock of its server, so the given clock would be "
                 "ignored; leave it out, or make the store with use_server_time=False"
             )
+
+    def require_strategy(self, strategy: Strategy) -> None:
+        """Raise `config_invalid` if checks of this strategy would keep the store busy for too
+        long."""
 
     def another(self, *, clock: Clock | None, max_keys: int | None = None) -> Store:
         """An empty store with bounds of its own, for keys that must not evict those of this one. A

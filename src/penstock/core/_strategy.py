@@ -196,6 +196,9 @@ class Strategy(ABC):
     unit_bytes: int = 0
     """How much each admitted unit adds to a state in Redis, if units are kept one by one."""
 
+    most_parts: int = 0
+    """How many parts a state in Redis may have that each check reads."""
+
     books_ahead: bool = False
     """Whether units can be taken before they are available: see `book`."""
 

@@ -5,6 +5,8 @@ costs by name (`asked`), for which functions of the app may have to be awaited. 
 (`answer`): all rules of the app are one `Limits`, so that a request that any of them denies is
 charged to none.
 Ready-made limiters of the app are asked after that; if one denies, earlier charges are given back.
+They may be on other stores: with `fail="open"`, an outage leaves out the limits on that store, and
+all others decide.
 
 Nothing here knows a framework. An integration brings a `RequestReader`, calls `decide` or
 `adecide`, and turns a refusal into a response of its own.
@@ -18,7 +20,7 @@ from typing import Any, NamedTuple
 from .._limits import Limit, Limits
 from ..adapters._headers import VerdictHeaders
 from ..core._decision import Decision
-from ..core._errors import StoreUnavailableError, UnsupportedError
+from ..core._errors import OverloadedError, StoreUnavailableError, UnsupportedError
 from ..core._flow import Flow, adrive, drive
 from ..core._limiter import clock_reader
 from ..core._renewing import ahold, hold
@@ -26,7 +28,7 @@ from ..core._strategy import Strategy
 from ..core._validation import reject
 from ..core._verdict import Verdict
 from ._rules import AppLimits, Rule, is_plain, optional, value_of
-from ._ruling import OpenCharge, Ruling, Telling, acall, call
+from ._ruling import OpenCharge, Ruling, Telling, acall, call, lost
 from ._who import AddressKey, HeaderKey, Key, reading
 
 __all__ = ["RuleSet"]
@@ -258,6 +260,7 @@ class RuleSet:
         """Reserve, source by source; a denial gives back the earlier charges."""
         held: list[OpenCharge] = []
         told: dict[str, tuple[Decision, bool]] = {}
+        away = False
         for limits, parts in self._sources:
             asked = [part for part in parts if costs == 1 or part.name in costs]
             if not asked:
@@ -266,14 +269,15 @@ class RuleSet:
             cost = {part.name: 1 if costs == 1 else costs[part.name] for part in asked}
             try:
                 charge = yield limits, "reserve", (mine, cost)
-            except Exception:
-                for earlier in held:
-                    yield earlier.charge, "cancel", ()
+            except Exception as error:
+                if self._leaves_out(error):
+                    away = True
+                    continue
+                yield from _cancel(held)
                 raise
             told.update(_told(charge, asked[0].name))
             if not charge.allowed:
-                for earlier in held:
-                    yield earlier.charge, "cancel", ()
+                yield from _cancel(held)
                 held = []
                 break
             conditions = {
@@ -283,6 +287,8 @@ class RuleSet:
                 for name in (charge.verdict.limits if part.is_policy else [part.charge_name])
             }
             held.append(OpenCharge(charge, conditions))
+        if away and not told:
+            return Ruling(self._telling, None)
         for each in held:
             # A request may take longer than the ttl of a slot.
             keep(each.charge)
@@ -290,7 +296,18 @@ class RuleSet:
         shadows = tuple([shadow for _, shadow in told.values()])
         return Ruling(self._telling, Verdict(tuple(told), decisions, shadows), held=held)
 
+    def _leaves_out(self, error: Exception) -> bool:
+        """Whether the limits on a store that raised `error` are left out of the decision."""
+        if not isinstance(error, StoreUnavailableError) or isinstance(error, OverloadedError):
+            return False
+        if self.app.fail != "open":
+            return False
+        self.app.outage(error)
+        return True
+
     def _failed(self, error: StoreUnavailableError) -> Ruling:
+        if isinstance(error, OverloadedError):
+            return Ruling(self._telling, None, is_overloaded=True)
         self.app.outage(error)
         return Ruling(self._telling, None)
 
@@ -344,6 +361,16 @@ class RuleSet:
             key = key[name]
         app = self.app
         return reading(app.key if key is None else key, app.reader, app.address, app.secret)
+
+
+def _cancel(held: Iterable[OpenCharge]) -> Flow[Any, None]:
+    """Give back charges of a request that is not admitted. A store that is away meanwhile does not
+    change that."""
+    for each in held:
+        try:
+            yield each.charge, "cancel", ()
+        except StoreUnavailableError as error:  # noqa: PERF203
+            lost(error, "given back")
 
 
 def _told(charge: Any, name: str) -> Iterator[tuple[str, tuple[Decision, bool]]]:

@@ -33,6 +33,7 @@ __all__ = [
     "give_back",
     "headers_of",
     "lines_of",
+    "lost",
     "put_on",
     "says_yes",
 ]
@@ -111,18 +112,16 @@ class Telling:
         policy = "" if self._only is None else self._only.policy
         self._policy = b"ratelimit-policy", policy.encode("latin-1")
 
-    def headers(self, verdict: Verdict | None) -> dict[str, str]:
+    def headers(self, verdict: Verdict) -> dict[str, str]:
         """The headers for a response."""
-        if verdict is None:
-            return {"Retry-After": str(_RETRY_S)} if self.is_closed else {}
         if verdict.allowed and self._quiet:
             return {}
         return self._made.of(verdict, self._now(), legacy=self._legacy)
 
-    def lines(self, verdict: Verdict | None) -> list[Line]:
+    def lines(self, verdict: Verdict) -> list[Line]:
         """The same in the form of ASGI."""
         only = self._only
-        if only is None or verdict is None or self._quiet or not verdict.allowed:
+        if only is None or self._quiet or not verdict.allowed:
             return _encoded(self.headers(verdict))
         member = only.member(verdict.decisions[0], self._now())
         return [self._policy, (b"ratelimit", member.encode("latin-1"))]
@@ -131,10 +130,12 @@ class Telling:
 class Ruling:
     """The decision of the limits on one request, and what the client gets to know of it.
 
-    `verdict` is None while the store is away.
+    `verdict` is None if no store of its limits has answered: while they are away, or if the app
+    asks for more than they answer in time (`is_overloaded`), which refuses the request in every
+    fail mode.
     """
 
-    __slots__ = ("_spent", "allowed", "held", "telling", "verdict")
+    __slots__ = ("_spent", "allowed", "held", "is_overloaded", "telling", "verdict")
 
     def __init__(
         self,
@@ -142,13 +143,19 @@ class Ruling:
         verdict: Verdict | None,
         spent: Spent | None = None,
         held: Sequence[OpenCharge] = (),
+        *,
+        is_overloaded: bool = False,
     ) -> None:
         self.telling: Telling = telling
+        self.is_overloaded: bool = is_overloaded
         self._spent = spent
         self.held: Sequence[OpenCharge] = held
         """The charges that are held until the response is known."""
         self.verdict: Verdict | None = verdict
-        self.allowed: bool = not telling.is_closed if verdict is None else verdict.allowed
+        if verdict is None:
+            self.allowed: bool = not (telling.is_closed or is_overloaded)
+        else:
+            self.allowed = verdict.allowed
 
     @property
     def degraded(self) -> str | None:
@@ -160,15 +167,19 @@ class Ruling:
 
     @property
     def status(self) -> int:
-        """Of a refusal: 429, or 503 while the store is away."""
+        """Of a refusal: 429, or 503 if the store has not answered."""
         return 503 if self.verdict is None else 429
 
     def headers(self) -> dict[str, str]:
         """The headers for the response."""
+        if self.verdict is None:
+            return {} if self.allowed else {"Retry-After": str(_RETRY_S)}
         return self.telling.headers(self.verdict)
 
     def lines(self) -> list[Line]:
         """The same in the form of ASGI."""
+        if self.verdict is None:
+            return _encoded(self.headers())
         return self.telling.lines(self.verdict)
 
     def problem(self) -> bytes:
@@ -179,7 +190,7 @@ class Ruling:
                 "title": "Limits cannot be checked at the moment",
                 "status": 503,
                 "detail": f"Try again in {_RETRY_S} s.",
-                "code": "store_unavailable",
+                "code": "overloaded" if self.is_overloaded else "store_unavailable",
             }
         else:
             seconds = max(1, -(-self.verdict.retry_after_ms // 1000))
@@ -239,13 +250,13 @@ class Ruling:
         try:
             drive(flow, call)
         except StoreUnavailableError as error:
-            _lost(error, what)
+            lost(error, what)
 
     async def _arun(self, flow: Flow[Any, None], what: str) -> None:
         try:
             await adrive(flow, acall)
         except StoreUnavailableError as error:
-            _lost(error, what)
+            lost(error, what)
 
 
 def says_yes(charge_when: Callable[[Any], Any], response: Any) -> bool:
@@ -258,7 +269,7 @@ def says_yes(charge_when: Callable[[Any], Any], response: Any) -> bool:
         return True
 
 
-def _lost(error: StoreUnavailableError, what: str) -> None:
+def lost(error: StoreUnavailableError, what: str) -> None:
     """Log a failure: the response is being sent, and can no longer report it."""
     _log.warning("rate limits: a charge could not be %s: %s", what, error)
 
@@ -307,8 +318,7 @@ def put_on(response: Any, rulings: Sequence[Ruling]) -> None:
 def lines_of(rulings: Sequence[Ruling]) -> list[Line]:
     """The same in the form of ASGI."""
     if len(rulings) == 1:
-        (ruling,) = rulings
-        return ruling.telling.lines(ruling.verdict)
+        return rulings[0].lines()
     return _encoded(headers_of(rulings))
 
 

@@ -27,7 +27,7 @@ import grpc.aio
 
 from ..core._clock import Clock
 from ..core._decision import Decision, Forecast, Outcome
-from ..core._errors import StoreUnavailableError, UnsupportedError
+from ..core._errors import OverloadedError, StoreUnavailableError, UnsupportedError
 from ..core._flow import Flow, adrive, drive
 from ..core._store import Store
 from ..core._strategy import Strategy
@@ -370,7 +370,7 @@ class LeasedLimiter(TwoTierLimiter):
         return grant
 
     def _failed(self, error: StoreUnavailableError, now: int | None) -> Decision:
-        if self.fail == "error":
+        if self.fail == "error" or isinstance(error, OverloadedError):
             raise error
         again_at = (self._near.now() if now is None else now) + _RETRY_MS
         if self.fail == "open":

@@ -21,7 +21,7 @@ from ..concurrency._slots import LONGEST_ID, End, LeaseId
 from ..config._model import DEFAULT_FILE, FAIL_MODES, PolicyFile
 from ..core._clock import Clock, SystemClock
 from ..core._decision import Decision, Forecast
-from ..core._errors import UnsupportedError
+from ..core._errors import TooLargeError, UnsupportedError
 from ..core._flow import adrive
 from ..core._limiter import Limiter
 from ..core._store import Store
@@ -422,7 +422,7 @@ async def _check_each(
             return await limiter.acheck_many(names, cost)
         found = await limiter.acheck_each(names, cost)
     except Exception as error:
-        return [guard.decision(error, names, cost)] * len(names)
+        return [guard.decision(error, names, cost, len(names))] * len(names)
     return [
         guard.decision(answer, (key,), cost) if isinstance(answer, Exception) else answer
         for key, answer in zip(names, found, strict=True)
@@ -483,7 +483,7 @@ def _bounded(name: str, values: Iterable[str]) -> list[str]:
 
 def _require_batch(name: str, count: int) -> None:
     if count > MAX_BATCH:
-        reject(f"a call may have at most {MAX_BATCH} {name}, not {count}; split it")
+        raise TooLargeError(f"a call may have at most {MAX_BATCH} {name}, not {count}; split it")
 
 
 async def _later(request: SlotRequest) -> list[Any]:

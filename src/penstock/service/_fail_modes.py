@@ -10,8 +10,10 @@ The decision has the `limit` of the policy, and a `reset_at` one second away by 
 It says by which mode it was made (`Decision.degraded`), on every interface. Every outage is
 counted. Per policy, one line per ten seconds is logged, without the keys.
 
-Every failure of a store is an outage, unless the caller's arguments were invalid. A store that
-answers but is full is counted separately: it recovers only when room is made.
+Every failure of a store is an outage, unless the caller's arguments were invalid or asked for too
+much at once, or the call only waited behind other calls of this process (`overloaded`): these are
+raised in every mode, so that a client cannot bring about its own admission. A store that answers
+but is full is counted separately: it recovers only when room is made.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ from ..core._clock import Clock
 from ..core._decision import Decision, DegradedDecision, DegradedForecast, Forecast
 from ..core._errors import (
     ConfigInvalidError,
+    OverloadedError,
     StoreUnavailableError,
+    TooLargeError,
     UnsupportedError,
     outage_reason,
 )
@@ -92,10 +96,13 @@ class Guard:
         """The current instant of the service's clock."""
         return self._clock.now()
 
-    def decision(self, error: Exception, keys: Iterable[str], cost: int) -> Decision:
-        """The decision of the fail mode; raises `error` if the mode is "error"."""
+    def decision(
+        self, error: Exception, keys: Iterable[str], cost: int, count: int = 1
+    ) -> Decision:
+        """The decision of the fail mode; raises `error` if the mode is "error". It is counted as
+        `count` decisions, those of a batch."""
         self.outage(error, keys, cost)
-        allowed = self._answer(error)
+        allowed = self._answer(error, count)
         again_at = self._clock.now() + RETRY_MS
         decision = Decision(allowed, self._limit, 0, again_at, 0 if allowed else RETRY_MS)
         return DegradedDecision.of(self._fail, decision)
@@ -109,7 +116,7 @@ class Guard:
 
     def outage(self, error: Exception, keys: Iterable[str], cost: int) -> None:
         """Count and log an outage. Raises `error` if it is not an outage."""
-        if isinstance(error, UnsupportedError):
+        if isinstance(error, (UnsupportedError, TooLargeError, OverloadedError)):
             raise error
         if isinstance(error, ConfigInvalidError):
             # Raise a mistake of the caller. Anything else is a fault in the store, such as a key
@@ -124,14 +131,14 @@ class Guard:
             self._tally.store_away += 1
         self._say(error, keys)
 
-    def _answer(self, error: Exception) -> bool:
+    def _answer(self, error: Exception, count: int = 1) -> bool:
         if self._fail == "open":
-            self._tally.failed_open += 1
+            self._tally.failed_open += count
             return True
         if self._fail == "closed":
-            self._tally.failed_closed += 1
+            self._tally.failed_closed += count
             return False
-        self._tally.failed_error += 1
+        self._tally.failed_error += count
         if isinstance(error, StoreUnavailableError):
             raise error
         reason = outage_reason(error)

@@ -28,8 +28,17 @@ class ConnectionFailedError(Exception):
     """A backend could not be reached, or its answer was lost.
 
     `may_have_run` is False only if it is certain that the request has had no effect and will have
-    none; `again` says that another attempt within the same call may succeed.
+    none; `again` says that another attempt within the same call may succeed. `is_overload`: the
+    backend works, and the request has waited behind others of this process until its deadline.
     """
+
+    is_overload: bool = False
+
+    def unsent(self) -> ConnectionFailedError:
+        """The same failure, for a request that was not sent because of it."""
+        failure = ConnectionFailedError(str(self), may_have_run=False, again=self.again)
+        failure.is_overload = self.is_overload
+        return failure
 
     def __init__(self, text: str, *, may_have_run: bool, again: bool = False) -> None:
         super().__init__(text)

@@ -96,6 +96,11 @@ class SlidingWindow(Strategy):
         self.most_in_tick: int = max(limit, MAX_SAFE // (buckets + 1))
 
     @property
+    def most_parts(self) -> int:
+        # A check reads the ticks that have units: at most one per bucket, and one per unit.
+        return min(self.limit, self.buckets)
+
+    @property
     def looks_back_ms(self) -> int:
         # The oldest tick counts in part, and here in full.
         return ceil(self.window_ms + self.tick_ms) + 1

@@ -2,7 +2,8 @@
 
 A unit counts for `window_ms` after its stamp. A request is admitted if the units that still count
 and its own cost fit the limit. There is no estimate and no edge; the price is memory for every
-distinct instant within the window, which is why the limit is bounded.
+distinct instant within the window, and in Redis for every unit. One call may write all of them, as
+a request of the whole limit or a pause does, which is why the limit is bounded.
 
 Units admitted in one millisecond share one (stamp, count) pair. A unit is stamped with the newest
 instant in the log when the clock reads earlier than that: after a backward jump, stamps stay
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ..core._decision import Decision, Forecast, Outcome
 from ..core._lua import LuaSource, beside, whole
 from ..core._strategy import Parameter, Strategy
-from ..core._validation import MAX_STORED_MS, stored_runs
+from ..core._validation import MAX_PARTS, MAX_STORED_MS, reject, shown, stored_runs
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["SlidingWindowLog", "sliding_window_log"]
 
 
-# A shared store keeps one member per unit, so the log's size must stay reasonable there too.
-MAX_LOG_LIMIT = 1_000_000
+MAX_LOG_LIMIT = MAX_PARTS
 
 State = tuple[tuple[int, int], ...]
 
@@ -61,6 +61,12 @@ class SlidingWindowLog(Strategy):
     unit_bytes = 32
 
     def __init__(self, limit: int, window_ms: int | timedelta) -> None:
+        if type(limit) is int and limit > MAX_LOG_LIMIT:
+            reject(
+                f"limit must be an integer from 1 to {MAX_LOG_LIMIT}, not {shown(limit)}: each "
+                "unit of a log is kept by itself, and one call may write all of them; use "
+                "sliding_window for more"
+            )
         super().__init__(limit=limit, window_ms=window_ms)
         self.limit = limit
         self.window_ms: int = self.values["window_ms"]

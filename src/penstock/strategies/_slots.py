@@ -41,7 +41,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Slots", "slots"]
 
-MAX_SLOTS = 1_000_000
+MAX_SLOTS = 10_000
+"""Valkey takes 0.7 to 1.2 us to read a slot for a forecast, and 0.2 us to remove an expired one: a
+call that does so for all of them takes about 10 ms."""
+
 COUNTED_FOR_MS = 60_000
 """How long it is known that slots were lost, for those who count them."""
 

@@ -78,7 +78,14 @@ local function check(p, stored, now, cost)
   return allowed, limit, math.max(0, math.floor(left)), resetAt, retry, state, ttl
 end
 
+-- A ring of more buckets than a call may read has few ticks with units: what has left the window is
+-- removed, instead of waiting to be overwritten.
 local function write(key, p, state, px)
+  if p.buckets > 5000 then
+    for tick in pairs(state.counts) do
+      if tick < state.newest - p.buckets then redis.call('HDEL', key, tick % (p.buckets + 1)) end
+    end
+  end
   for tick in pairs(state.changed) do
     local count = string.format('%.0f:%.0f', tick, state.counts[tick])
     redis.call('HSET', key, tick % (p.buckets + 1), count)

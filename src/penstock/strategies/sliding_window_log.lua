@@ -144,12 +144,14 @@ local function unitsAt(log, stamp)
   return there + (log.changes and log.changes[stamp] or 0)
 end
 
--- The first stamp from one on that has units, and how many; nothing and 0 if there is none.
-local function firstFrom(log, from)
+-- The first stamp from one on that has units, and how many; nothing and 0 if there is none. `changed`
+-- are the stamps that earlier steps of this call have changed.
+local function firstFrom(log, from, changed)
   local found, held = nil, 0
-  for stamp in pairs(log.changes or {}) do
-    local units = unitsAt(log, stamp)
-    if stamp >= from and units > 0 and (not found or stamp < found) then found, held = stamp, units end
+  for place = 1, #changed do
+    local stamp, units = changed[place], 0
+    if stamp >= from then units = unitsAt(log, stamp) end
+    if units > 0 and (not found or stamp < found) then found, held = stamp, units end
   end
   while true do
     local stamp = redis.call('ZRANGEBYSCORE', log.key, from, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
@@ -166,13 +168,16 @@ end
 
 local function refund(p, log, now, cost, chargedAt)
   if chargedAt > now or chargedAt <= log.edge or log.count == 0 then return 1, 0, 0, 0, 0 end
-  local units, taken = 0, 0
+  local units, taken, from, changed = 0, 0, chargedAt, {}
+  for stamp in pairs(log.changes or {}) do changed[#changed + 1] = stamp end
   repeat
-    local stamp, held = firstFrom(log, chargedAt)
+    local stamp, held = firstFrom(log, from, changed)
     taken = math.min(cost - units, held)
     units = units + taken
     if taken > 0 then
       change(log, stamp, -taken)
+      -- Either all units of this stamp are taken now, or enough.
+      from = stamp + 1
     end
   until taken == 0
   if units == 0 then return 1, 0, 0, 0, 0 end

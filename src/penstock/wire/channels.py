@@ -17,6 +17,7 @@ from .._queueing import Mutex
 from .._queueing.fork import ForkAware, keep_inherited, watch_forks
 from ..core._errors import (
     ConfigInvalidError,
+    OverloadedError,
     PenstockError,
     StoreUnavailableError,
     UnsupportedError,
@@ -29,13 +30,14 @@ __all__ = ["Channels", "call_error", "decoded"]
 _RECONNECT_MS = 100
 _MAX_RECONNECT_MS = 2_000
 
-# What a caller can only mend in its own configuration.
+# What is not an outage: mistakes of the caller, and overload.
 _MISTAKES = {
     grpc.StatusCode.NOT_FOUND: ConfigInvalidError,
     grpc.StatusCode.INVALID_ARGUMENT: ConfigInvalidError,
     grpc.StatusCode.UNAUTHENTICATED: ConfigInvalidError,
     grpc.StatusCode.PERMISSION_DENIED: ConfigInvalidError,
     grpc.StatusCode.UNIMPLEMENTED: UnsupportedError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: OverloadedError,
 }
 
 S = TypeVar("S")
@@ -46,7 +48,7 @@ def call_error(target: str, error: Any, doubt: str = "") -> PenstockError:
     """The error for an exception of grpcio; `doubt` is added if the server may have acted."""
     status, details = error.code(), error.details() or "no details"
     kind = _MISTAKES.get(status, StoreUnavailableError)
-    doubt = doubt if kind is StoreUnavailableError else ""
+    doubt = doubt if issubclass(kind, StoreUnavailableError) else ""
     return kind(f"{target} answered {status.name}: {details}{doubt}")
 
 

@@ -68,7 +68,7 @@ def test_max_bytes_bounds_what_keys_of_any_length_take(path: str) -> None:
 def test_states_that_grow_are_counted_as_they_grow(path: str) -> None:
     """Logs push others out, and the idle ones first."""
     clock, store = ManualClock(NOW), make_store(path, max_bytes=200_000)
-    logs = make_limiter(path, sliding_window_log(100_000, 60_000), clock, store, prefix="log")
+    logs = make_limiter(path, sliding_window_log(5_000, 60_000), clock, store, prefix="log")
     small = make_limiter(path, fixed_window(10, 60_000), clock, store, prefix="small")
     fill_up(small, "blocked", 10)
     assert not small.check("blocked")
@@ -89,7 +89,7 @@ def test_a_log_that_may_not_grow_is_denied(path: str) -> None:
     """With "deny" nobody else has to go for it; what is there stays, and what expires makes way."""
     clock = ManualClock(NOW)
     store = make_store(path, overflow="deny", max_bytes=20_000)
-    limiter = make_limiter(path, sliding_window_log(100_000, 10_000), clock, store)
+    limiter = make_limiter(path, sliding_window_log(5_000, 10_000), clock, store)
     admitted = 0
     while limiter.check("growing"):
         clock.advance(1)
@@ -97,7 +97,7 @@ def test_a_log_that_may_not_grow_is_denied(path: str) -> None:
     assert 50 < admitted < 1_200
     assert store.refusals == 1
     assert store.stats()["bytes"] <= 20_000
-    assert limiter.peek("growing").remaining == 100_000 - admitted
+    assert limiter.peek("growing").remaining == 5_000 - admitted
     clock.advance(10_000)
     assert limiter.check("growing")
 

@@ -61,7 +61,7 @@ class Album(Strategy):
 
 @both_paths
 @pytest.mark.parametrize(
-    ("strategy", "checks"), [(sliding_window_log(10_000, 1_000), 300), (Album(), 2)]
+    ("strategy", "checks"), [(sliding_window_log(5_000, 1_000), 300), (Album(), 2)]
 )
 def test_memory_of_few_but_heavy_keys_is_given_back_too(
     path: str, strategy: Strategy, checks: int

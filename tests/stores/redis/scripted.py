@@ -9,7 +9,7 @@ from penstock.core._flow import drive
 from penstock.core._transform import checking
 from penstock.stores._sheet import ConnectionFailedError
 from penstock.stores.redis._flows import RedisFlows
-from penstock.stores.redis._requests import Address, CloseIdle, Delay, Exchange, Parallel
+from penstock.stores.redis._requests import Address, CloseIdle, Delay, Enter, Exchange, Parallel
 from penstock.stores.redis._routing import RedisRouter
 from penstock.stores.redis._topology import Fixed, Topology
 
@@ -34,6 +34,8 @@ class Script:
         if isinstance(request, Delay):
             self.pauses += 1
             self.paused_ms.append(request.ms)
+            return None
+        if isinstance(request, Enter):
             return None
         if isinstance(request, CloseIdle):
             self.discarded.append(request.where)

@@ -17,7 +17,7 @@ from ..._limited import Target, for_all, holds_slots, is_async, is_limiter, limi
 from ...adapters._headers import retry_trailers
 from ...core._charges import Settling
 from ...core._clock import Clock
-from ...core._errors import StoreUnavailableError
+from ...core._errors import OverloadedError, StoreUnavailableError
 from ...core._renewing import ahold, hold
 from ...core._store import Store
 from ...core._validation import reject, require_choice, require_int, shown
@@ -128,6 +128,9 @@ class _ServerLimit:
 
     def _failed(self, error: StoreUnavailableError) -> _Refusal | None:
         """The refusal of a call that could not be decided; None: the call continues."""
+        if isinstance(error, OverloadedError):
+            text = "more is asked than the store of the limit answers in time"
+            return _Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, text, ())
         self._outages.warn("calls cannot be decided, and are answered by %r: %s", self._fail, error)
         if self._fail == "open":
             return None

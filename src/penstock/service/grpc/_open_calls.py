@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError, Message
 from ...adapters._headers import retry_trailers
 from ...core._errors import (
     ConfigInvalidError,
+    OverloadedError,
     QueueFullError,
     StoreUnavailableError,
     UnsupportedError,
@@ -65,6 +66,7 @@ _STATUSES: tuple[tuple[type[Exception], Status], ...] = (
     (UnknownPolicyError, Status.NOT_FOUND),
     (ConfigInvalidError, Status.INVALID_ARGUMENT),
     (UnsupportedError, Status.UNIMPLEMENTED),
+    (OverloadedError, Status.RESOURCE_EXHAUSTED),
     (StoreUnavailableError, Status.UNAVAILABLE),
     (QueueFullError, Status.RESOURCE_EXHAUSTED),
     (DeadlineError, Status.DEADLINE_EXCEEDED),

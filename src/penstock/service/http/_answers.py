@@ -25,8 +25,10 @@ from ...core._clock import Clock
 from ...core._decision import Decision
 from ...core._errors import (
     ConfigInvalidError,
+    OverloadedError,
     QueueFullError,
     StoreUnavailableError,
+    TooLargeError,
     UnsupportedError,
 )
 from ...core._strategy import Strategy
@@ -61,6 +63,10 @@ CODES: dict[str, tuple[int, str]] = {
     "method_not_allowed": (405, "The path has other methods; `Allow` lists them."),
     "request_timeout": (408, "The request did not arrive in time."),
     "body_too_large": (413, "The body is longer than the path takes."),
+    "too_much_at_once": (
+        413,
+        "The request asks for more than one call may; split it.",
+    ),
     "expectation_failed": (417, "`Expect` asks for something other than 100-continue."),
     "unknown_host": (421, "`Host` is not a name under which this service is asked."),
     "head_too_large": (431, "The request line and headers are too long or too many."),
@@ -126,10 +132,14 @@ def problem_of(error: BaseException) -> Problem:
         return error.problem
     if isinstance(error, UnknownPolicyError):
         return Problem("unknown_policy", str(error))
+    if isinstance(error, TooLargeError):
+        return Problem("too_much_at_once", str(error))
     if isinstance(error, ConfigInvalidError):
         return Problem("config_invalid", str(error))
     if isinstance(error, UnsupportedError):
         return Problem("not_implemented", str(error))
+    if isinstance(error, OverloadedError):
+        return Problem("overloaded", "more is asked than the store answers in time", SOON)
     if isinstance(error, StoreUnavailableError):
         # The text contains the address of the store, which clients must not see.
         detail = "the store is full" if error.reason == "full" else "the store did not answer"

@@ -21,14 +21,18 @@ from ._requests import (
     Address,
     CloseIdle,
     Delay,
+    Enter,
     Exchange,
     Parallel,
+    Pulse,
     RedisFlow,
     RedisRequest,
     cannot_connect,
     late_connect,
     never_sent,
+    no_room,
 )
+from ._room import AsyncRoom
 from ._sync_connections import pack
 
 __all__ = ["AsyncConnections"]
@@ -50,6 +54,8 @@ class _LoopPool:
         self._shared: dict[Address, MultiplexedConnection] = {}
         self._spare: dict[Address, list[MultiplexedConnection]] = {}
         self._connecting: dict[Address, asyncio.Task[MultiplexedConnection]] = {}
+        self._pulses: dict[Address, Pulse] = {}
+        self.room: AsyncRoom = AsyncRoom()
         self._closed = False
         self._transactions = asyncio.Semaphore(_MAX_TRANSACTIONS)
 
@@ -57,6 +63,20 @@ class _LoopPool:
         """The shared connection, if it is there and sound."""
         connection = self._shared.get(where)  # type: ignore[arg-type]
         return connection if connection is not None and connection.is_ready() else None
+
+    def _pulse(self, where: Address) -> Pulse:
+        pulse = self._pulses.get(where)
+        if pulse is None:
+            pulse = self._pulses[where] = Pulse(self._timeout_s)
+        return pulse
+
+    def _late(self, where: Address) -> ConnectionFailedError:
+        return self._pulse(where).judge(late_connect(where), self.loop.time())
+
+    async def enter(self, weight: int, deadline: float) -> None:
+        """Wait for room for a heavy call."""
+        if not await self.room.enter(weight, deadline):
+            raise Pulse.judge_all(self._pulses.values(), no_room(), self.loop.time())
 
     async def shared(self, where: Address, deadline: float) -> MultiplexedConnection:
         if connection := self.ready(where):
@@ -66,7 +86,7 @@ class _LoopPool:
             task = self.loop.create_task(self._connect(where))
             self._connecting[where] = task
             task.add_done_callback(lambda done: self._connected(where, done))
-        return await _within(deadline, task, where)
+        return await self._within(deadline, task, where)
 
     async def spare(self, where: Address, deadline: float) -> MultiplexedConnection:
         """A connection of one's own, until `give` or `drop`."""
@@ -74,7 +94,7 @@ class _LoopPool:
         try:
             await asyncio.wait_for(self._transactions.acquire(), max(0.0, left_s))
         except (asyncio.TimeoutError, TimeoutError):
-            raise late_connect(where) from None
+            raise self._late(where) from None
         try:
             return self._idle(where) or await self._connect_spare(where, deadline)
         except BaseException:
@@ -106,7 +126,7 @@ class _LoopPool:
     async def _connect_spare(self, where: Address, deadline: float) -> MultiplexedConnection:
         task = self.loop.create_task(self._connect(where))
         try:
-            return await _within(deadline, task, where)
+            return await self._within(deadline, task, where)
         finally:
             if not task.done():
                 task.add_done_callback(self._keep_late)
@@ -142,11 +162,11 @@ class _LoopPool:
             if connection._writer.is_closing():
                 # Only the driver was notified of that, before `MultiplexedConnection` took over.
                 raise never_sent(where)
-            return MultiplexedConnection(connection, where)
+            return MultiplexedConnection(connection, where, self._pulse(where))
         except ConnectionFailedError:
             raise
         except (asyncio.TimeoutError, TimeoutError):
-            raise late_connect(where) from None
+            raise self._late(where) from None
         except Exception as error:
             raise cannot_connect(where, error) from error
         finally:
@@ -168,22 +188,20 @@ class _LoopPool:
         if not task.cancelled() and task.exception() is None:
             self._keep(task.result())
 
-
-async def _within(
-    deadline: float, task: asyncio.Task[MultiplexedConnection], where: Address
-) -> MultiplexedConnection:
-    """The task's result, if in time; the task continues for the next caller."""
-    left_s = deadline - asyncio.get_running_loop().time()
-    done, _ = await asyncio.wait({task}, timeout=max(0.0, left_s))
-    if not done:
-        raise late_connect(where)
-    if task.cancelled():
-        raise ConnectionFailedError(f"connecting to {where} was called off", may_have_run=False)
-    failure = task.exception()
-    if isinstance(failure, ConnectionFailedError):
-        # Waiters share the failure; each raises its own copy, with its own traceback.
-        raise ConnectionFailedError(str(failure), may_have_run=False, again=failure.again)
-    return task.result()
+    async def _within(
+        self, deadline: float, task: asyncio.Task[MultiplexedConnection], where: Address
+    ) -> MultiplexedConnection:
+        """The task's result, if in time; the task continues for the next caller."""
+        done, _ = await asyncio.wait({task}, timeout=max(0.0, deadline - self.loop.time()))
+        if not done:
+            raise self._late(where)
+        if task.cancelled():
+            raise ConnectionFailedError(f"connecting to {where} was called off", may_have_run=False)
+        failure = task.exception()
+        if isinstance(failure, ConnectionFailedError):
+            # Waiters share the failure; each raises its own copy, with its own traceback.
+            raise failure.unsent()
+        return task.result()
 
 
 class AsyncConnections:
@@ -209,7 +227,7 @@ class AsyncConnections:
         it."""
         pool = self._pool()
         call = _AsyncCall(pool, deadline or pool.loop.time() + self.timeout_s)
-        return adrive(flow, call.serve, None, call.end)
+        return adrive(flow, call.serve, None, call.finish)
 
     def begin(self, flow: RedisFlow, told: Told) -> None:
         """As `run`, without a task as long as none is needed. The callback is always called later;
@@ -274,11 +292,12 @@ class AsyncConnections:
 class _AsyncCall:
     """One call: its deadline, and the connection pinned to it, if any."""
 
-    __slots__ = ("_deadline", "_pool", "pinned")
+    __slots__ = ("_deadline", "_pool", "_weight", "pinned")
 
     def __init__(self, pool: _LoopPool, deadline: float) -> None:
         self._pool = pool
         self._deadline = deadline
+        self._weight = 0
         self.pinned: MultiplexedConnection | None = None
 
     def serve(self, request: RedisRequest) -> Awaitable[Any]:
@@ -302,8 +321,18 @@ class _AsyncCall:
             return [_connection_failure(answer) for answer in answers]
         if isinstance(request, Delay):
             return await self._pause(request.ms / 1000)
+        if isinstance(request, Enter):
+            await self._pool.enter(request.weight, self._deadline)
+            self._weight = request.weight
+            return None
         assert isinstance(request, CloseIdle)
         return self._pool.discard(request.where)
+
+    def finish(self, is_well: bool) -> None:
+        """The end of the flow."""
+        if self._weight:
+            self._pool.room.leave(self._weight)
+        self.end(is_well)
 
     def end(self, is_well: bool) -> None:
         """Give back the pinned connection, with every reply read. After a failure its state is
@@ -392,7 +421,7 @@ class _BegunCall(_AsyncCall):
             request.wait(self, self._deadline)
             connection.send(request, pack(request.commands))
             return
-        rest = adrive(self._flow, self.serve, request, self.end)
+        rest = adrive(self._flow, self.serve, request, self.finish)
         self._task = self._pool.loop.create_task(rest)
         self._task.add_done_callback(self._rested)
 

@@ -20,6 +20,7 @@ from ._async_connections import AsyncConnections
 from ._flows import RedisFlows
 from ._multiplexed import MultiplexedConnection
 from ._plans import Plan, plan_of_one
+from ._room import HEAVY, weight_of
 from ._sync_connections import pack
 from ._topology import Topology
 
@@ -54,6 +55,8 @@ class FirstExchanges:
         lua = transform.lua
         if lua is None or transform.role != "check" or (command := lua.command()) is None:
             return None
+        if cost > HEAVY and weight_of(transform, cost) > HEAVY:
+            return None
         connection = self._connections.ready(self._topology.locate(key))
         if connection is None:
             return None
@@ -71,6 +74,8 @@ class FirstExchanges:
         """Begin one operation; its answer is a list of the result and the instant."""
         lua, argument = transform.lua, transform.argument
         if lua is None or (plan := plan_of_one(transform, lua)) is None:
+            return None
+        if weight_of(transform, cost) > HEAVY:
             return None
         connection = self._connections.ready(self._topology.locate(key))
         if connection is None or plan.packer is None or type(argument) is tuple:

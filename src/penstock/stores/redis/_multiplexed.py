@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 from ...core import native
 from .._sheet import ConnectionFailedError
-from ._requests import Address, Answer, Exchange, late_reply, lost_reply, never_sent
+from ._requests import Address, Answer, Exchange, Pulse, late_reply, lost_reply, never_sent
 from ._sync_connections import ProtocolError, new_reader, pack, poller
 
 __all__ = ["MultiplexedConnection"]
@@ -33,6 +33,8 @@ __all__ = ["MultiplexedConnection"]
 
 _BATCH = 16
 _NEVER = float("inf")
+# How often replies that have arrived are read before requests past their deadline are given up.
+_TURNS = 64
 
 
 class Waiting(Protocol):
@@ -69,8 +71,9 @@ _pair_replies = pair_replies if native is None else native.pair_replies
 class MultiplexedConnection(asyncio.Protocol):
     """A connection that pairs replies with requests."""
 
-    def __init__(self, connection: Any, address: Address) -> None:
+    def __init__(self, connection: Any, address: Address, pulse: Pulse) -> None:
         self.address = address
+        self._pulse = pulse
         self.takes_requests: bool = True
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         # The writer is kept: it closes its transport when it is collected.
@@ -85,6 +88,7 @@ class MultiplexedConnection(asyncio.Protocol):
         self._flush_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._watched_until = _NEVER
+        self._turns = 0
 
     def is_ready(self) -> bool:
         """Whether it takes requests, as far as can be known: False also when the server has hung up
@@ -142,6 +146,9 @@ class MultiplexedConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         waiting = self._waiting
+        if self.takes_requests:
+            # Nothing is late here.
+            self._pulse.answered_at = self.loop.time()
         try:
             _pair_replies(waiting, self._reader, data)
         except (ProtocolError, IndexError) as error:
@@ -177,15 +184,22 @@ class MultiplexedConnection(asyncio.Protocol):
 
     def _expire(self) -> None:
         """Give up requests that are past their deadline. One timer serves all requests of the
-        connection."""
+        connection. Replies that have arrived are read first: if the process was not scheduled for
+        a while, the loop may run this before it reads them."""
         self._timer = None
         self._watched_until = _NEVER
         now = self.loop.time()
+        if self._waiting and self._turns < _TURNS and self._poll(0):
+            self._turns += 1
+            self._watch(now)
+            return
+        self._turns = 0
         waiting = [exchange for exchange in self._waiting if not exchange.answer.done()]
         for exchange in waiting:
             if exchange.deadline <= now:
                 self.takes_requests = False
-                exchange.answer.set_exception(late_reply(self.address))
+                late = self._pulse.judge(late_reply(self.address), now)
+                exchange.answer.set_exception(late)
         waiting = [exchange for exchange in waiting if not exchange.answer.done()]
         if waiting:
             self._watch(min(exchange.deadline for exchange in waiting))

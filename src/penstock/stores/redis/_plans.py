@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 from ...core._accelerator import LuaAccelerator, in_json, in_words
 from ...core._clock import FOREIGN_CLOCKS
 from ...core._decision import Booking, Decision
-from ...core._errors import UnsupportedError
+from ...core._errors import TooLargeError, UnsupportedError
 from ...core._lua import REPLY, LuaScript
 from ...core._lua_all import StepKind, script_of_all
 from ...core._steps import Step
 from ...core._transform import Transform
+from ...core._validation import MAX_PARTS
 from ._requests import Command
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "no_operation",
     "plan_of",
     "plan_of_one",
+    "require_units",
 ]
 
 _OPTIONAL = frozenset(
@@ -82,6 +84,8 @@ class Plan:
         self.here = [place for place in sent if parts[place][0] is None]
         # Whether each of them is answered by a decision.
         self.only_checks = False
+        # Whether a step may write many units.
+        self.is_heavy = any(units == _SEVERAL or role == "pause" for _, _, role, _, units in parts)
         # The place of the only operation, if compiled code reads its answer: a decision, or one
         # number if `counts`.
         self.place = -1
@@ -173,6 +177,8 @@ class _MixedPlan(Plan):
     ) -> Command:
         if self._of_one_unit:
             return (*self._head, *map(str.encode, keys), b"%d" % now, self._of_one_unit)
+        if self.is_heavy:
+            require_units(steps)
         names = [keys[place].encode() for place in self._sent]
         records = [text for swap in swaps.values() for text in (swap.held, swap.text)]
         return (*self._head, *names, b"%d" % now, self._told(steps, now, swaps), *records)
@@ -224,6 +230,31 @@ class _MixedPlan(Plan):
                     _, transform, cost, _ = steps[place]
                     FOREIGN_CLOCKS.look_at(answers[place], transform, cost)
         return answers
+
+
+def require_units(steps: Sequence[Step], times: int = 1) -> None:
+    """Reject steps that would write more units, one by one, than the server may be kept busy with.
+    A step writes as many as it costs, but no more than the limit, and a check above the limit none;
+    a pause writes the whole limit.
+    `times` is the number of keys of a batch."""
+    total, kind = 0, ""
+    for _, run, cost, _ in steps:
+        strategy = run.strategy
+        if strategy is not None and strategy.unit_bytes:
+            kind = run.kind
+            if run.role == "pause":
+                total += strategy.limit
+            elif cost <= strategy.limit:
+                total += cost
+            elif run.role != "check":
+                total += strategy.limit
+    total *= times
+    if total > MAX_PARTS:
+        raise TooLargeError(
+            f"this call would write {total} units of {kind}, each by itself, and at most "
+            f"{MAX_PARTS} are allowed per call; ask for fewer keys or a lower cost at once, or use "
+            "sliding_window"
+        )
 
 
 def _kind(lua: LuaAccelerator | None, _name: str, role: str, shadow: bool, _units: int) -> StepKind:

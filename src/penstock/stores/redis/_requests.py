@@ -9,11 +9,16 @@ twice.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from ...core._errors import ConfigInvalidError, PenstockError, StoreUnavailableError
+from ...core._errors import (
+    ConfigInvalidError,
+    OverloadedError,
+    PenstockError,
+    StoreUnavailableError,
+)
 from ...core._flow import Flow
 from ...core._lua import OTHER_PERIOD
 from .._sheet import ConnectionFailedError, telling_of_others
@@ -29,9 +34,11 @@ __all__ = [
     "CloseIdle",
     "Command",
     "Delay",
+    "Enter",
     "Exchange",
     "OtherPeriodError",
     "Parallel",
+    "Pulse",
     "RedisFlow",
     "RedisRequest",
     "Refusal",
@@ -42,6 +49,7 @@ __all__ = [
     "late_reply",
     "lost_reply",
     "ms_of",
+    "no_room",
     "refused",
     "stopped_midway",
     "unavailable",
@@ -146,7 +154,14 @@ class CloseIdle:
     where: Address
 
 
-RedisRequest = Exchange | Parallel | Delay | CloseIdle
+@dataclass(slots=True)
+class Enter:
+    """Wait for room for a heavy call, which keeps it until the flow ends: see `_room.py`."""
+
+    weight: int
+
+
+RedisRequest = Exchange | Parallel | Delay | CloseIdle | Enter
 RedisFlow = Flow[RedisRequest, Any]
 
 
@@ -161,6 +176,44 @@ class Refusal(Exception):  # noqa: N818
     def code(self) -> str:
         inner = _IN_SCRIPT.match(self.text)
         return inner[1] if inner else self.text.partition(" ")[0]
+
+
+_BACKLOG_S = 1.0
+
+
+class Pulse:
+    """When a server last answered in time: whether a late reply means that it is away, or that
+    this process asks for more than it can answer.
+
+    A server that is away answers nothing at all for a whole deadline. If it has answered other
+    requests within the last half of it, the late one has waited behind those. Then the connection
+    is abandoned, and the server first works off what it has read from there: for `_BACKLOG_S`
+    after its last answer, further late replies are put down to that.
+    """
+
+    __slots__ = ("_overloaded_at", "_timeout_s", "answered_at")
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._overloaded_at = -_BACKLOG_S
+        self.answered_at: float = -_BACKLOG_S
+
+    def judge(self, late: ConnectionFailedError, now: float) -> ConnectionFailedError:
+        """The error of a late reply or connection, marked if it is one of overload."""
+        silent_s = now - self.answered_at
+        was_overloaded = now - self._overloaded_at < _BACKLOG_S
+        if silent_s < (_BACKLOG_S if was_overloaded else self._timeout_s / 2):
+            self._overloaded_at = now
+            late.is_overload = True
+        return late
+
+    @staticmethod
+    def judge_all(
+        pulses: Iterable[Pulse], late: ConnectionFailedError, now: float
+    ) -> ConnectionFailedError:
+        """The same, of a call that has not come to a server."""
+        newest = max(list(pulses), key=lambda pulse: pulse.answered_at, default=None)
+        return late if newest is None else newest.judge(late, now)
 
 
 class OtherPeriodError(StoreUnavailableError):
@@ -203,6 +256,13 @@ def late_connect(address: Address) -> ConnectionFailedError:
     return ConnectionFailedError(f"no connection to {address} in time", may_have_run=False)
 
 
+def no_room() -> ConnectionFailedError:
+    return ConnectionFailedError(
+        "this process has other large calls under way, and no room for this one in time",
+        may_have_run=False,
+    )
+
+
 def late_reply(address: Address) -> ConnectionFailedError:
     return ConnectionFailedError(f"no reply from {address} in time", may_have_run=True)
 
@@ -232,8 +292,14 @@ def unavailable(
     else:
         effect = "the request was not charged" if consuming else "nothing was charged"
     text = error.text if isinstance(error, Refusal) else str(error)
-    full = isinstance(error, Refusal) and is_full(error)
-    failure = StoreUnavailableError(f"{text}; {effect}", reason="full" if full else "away")
+    if isinstance(error, ConnectionFailedError) and error.is_overload:
+        failure: StoreUnavailableError = OverloadedError(
+            f"{text}, because more is asked than the server can answer; {effect}; ask for less at "
+            "once, or raise timeout_ms"
+        )
+    else:
+        full = isinstance(error, Refusal) and is_full(error)
+        failure = StoreUnavailableError(f"{text}; {effect}", reason="full" if full else "away")
     return beside_others(failure) if others else failure
 
 

@@ -194,7 +194,7 @@ class RedisRouter:
                 yield from self.topology.find()
             except ConnectionFailedError as error:
                 # A failed look-up charges nothing, even if its reply was lost.
-                failure = ConnectionFailedError(str(error), may_have_run=False, again=error.again)
+                failure = error.unsent()
             else:
                 where = self.topology.locate(command_set.key)
                 if where is not None:

@@ -10,8 +10,9 @@ from ...core import native
 from ...core._errors import UnsupportedError
 from ...core._steps import Step
 from ...core._store import Store, Told, from_its_url
+from ...core._strategy import Strategy
 from ...core._transform import Transform
-from ...core._validation import reject, require_int
+from ...core._validation import MAX_PARTS, reject, require_int
 from ._factory import (
     Deployment,
     deployment_of_client,
@@ -184,6 +185,13 @@ class RedisStore(Store, ForkAware):
                 self._async.begin(self._flows.apply(key, transform, now, cost), told)
         elif first is None or first.begin_steps(steps, now, told) is None:
             self._async.begin(self._flows.apply_all(steps, now), told)
+
+    def require_strategy(self, strategy: Strategy) -> None:
+        if strategy.most_parts > MAX_PARTS:
+            reject(
+                f"{strategy!r} has up to {strategy.most_parts} parts, which each check on Redis "
+                f"would read; use at most {MAX_PARTS} buckets"
+            )
 
     def is_atomic(self, lead: str) -> bool:
         """Always, except in a cluster, where all keys have to be in one slot: the prefix needs a

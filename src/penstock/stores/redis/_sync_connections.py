@@ -38,8 +38,10 @@ from ._requests import (
     CloseIdle,
     Command,
     Delay,
+    Enter,
     Exchange,
     Parallel,
+    Pulse,
     RedisFlow,
     RedisRequest,
     Refusal,
@@ -47,7 +49,9 @@ from ._requests import (
     late_connect,
     late_reply,
     lost_reply,
+    no_room,
 )
+from ._room import SyncRoom
 
 __all__ = ["ProtocolError", "SyncConnections", "new_reader", "pack", "poller"]
 
@@ -74,6 +78,8 @@ _CHUNK = 65_536
 _MAX_OPENING = 16
 _LOOK_AGAIN_S = 0.001
 _SHORTEST_S = 0.001
+# How many chunks of a reply are read after the deadline, without waiting.
+_LATE_CHUNKS = 64
 _NOT_YET = (BlockingIOError, SSLWantReadError, SSLWantWriteError)
 
 
@@ -84,10 +90,11 @@ class _Connection:
     the time that is left. A timeout of the socket's own would cost three more system calls.
     """
 
-    __slots__ = ("_driver", "_poll", "_reader", "_sock", "address", "generation")
+    __slots__ = ("_driver", "_poll", "_pulse", "_reader", "_sock", "address", "generation")
 
-    def __init__(self, driver: Any, address: Address, generation: object) -> None:
+    def __init__(self, driver: Any, address: Address, generation: object, pulse: Pulse) -> None:
         self.address: Address = address
+        self._pulse = pulse
         self.generation: object = generation
         self._driver = driver
         self._sock = driver._sock
@@ -109,8 +116,8 @@ class _Connection:
         return True
 
     def send(self, payload: bytes, deadline: float) -> None:
-        if monotonic() >= deadline:
-            raise late_connect(self.address)
+        if (now := monotonic()) >= deadline:
+            raise self._pulse.judge(late_connect(self.address), now)
         try:
             sent = self._sock.send(payload)
             if sent < len(payload):
@@ -127,20 +134,24 @@ class _Connection:
             self._sock.sendall(payload)
             self._sock.settimeout(0)
         except TimeoutError:
-            raise late_reply(self.address) from None
+            raise self._pulse.judge(late_reply(self.address), monotonic()) from None
         except OSError as error:
             raise lost_reply(self.address, error) from error
 
     def receive(self, count: int, deadline: float) -> list[Any]:
         reader = self._reader
         replies: list[Any] = []
-        is_drained = True
+        is_drained, late_chunks = True, 0
         try:
             while len(replies) < count:
-                if is_drained:
-                    left_ms = (deadline - monotonic()) * 1000
-                    if left_ms <= 0 or not self._poll(left_ms):
-                        raise late_reply(self.address)
+                left_ms = (deadline - monotonic()) * 1000
+                if left_ms <= 0:
+                    # What has arrived is read even if the deadline passed meanwhile, because this
+                    # process was not scheduled; but not without end.
+                    left_ms = 0.0
+                    late_chunks += 1
+                if late_chunks > _LATE_CHUNKS or (is_drained and not self._poll(left_ms)):
+                    raise self._pulse.judge(late_reply(self.address), monotonic())
                 try:
                     data = self._sock.recv(_CHUNK)
                 except _NOT_YET:
@@ -157,6 +168,8 @@ class _Connection:
             raise lost_reply(self.address, error) from error
         if len(replies) > count:
             raise lost_reply(self.address, "more replies than requests")
+        if not late_chunks:
+            self._pulse.answered_at = monotonic()
         return replies
 
     def close(self) -> None:
@@ -199,6 +212,8 @@ class SyncConnections:
         self._generation = object()
         self._idle: dict[Address, list[_Connection]] = {}
         self._openings: set[_Opening] = set()
+        self._pulses: dict[Address, Pulse] = {}
+        self.room: SyncRoom = SyncRoom()
 
     def after_fork(self) -> None:
         self._forget()
@@ -206,7 +221,7 @@ class SyncConnections:
     def run(self, flow: RedisFlow) -> Any:
         """Serve a flow's requests to its end, within the time of one call."""
         call = _SyncCall(self, monotonic() + self._timeout_s)
-        return drive(flow, call.serve, call.end)
+        return drive(flow, call.serve, call.finish)
 
     def take(self, where: Address | None, deadline: float) -> _Connection:
         """A connection for this caller alone: an idle one that is sound, or a new one."""
@@ -224,7 +239,26 @@ class SyncConnections:
             opening = self._begin(where, deadline)
             if opening is not None:
                 return self._await(opening)
-            time.sleep(min(_LOOK_AGAIN_S, _time_to_connect_s(deadline, where)))
+            time.sleep(min(_LOOK_AGAIN_S, self._time_to_connect_s(deadline, where)))
+
+    def _pulse(self, where: Address) -> Pulse:
+        return self._pulses.setdefault(where, Pulse(self._timeout_s))
+
+    def _late(self, where: Address) -> ConnectionFailedError:
+        return self._pulse(where).judge(late_connect(where), monotonic())
+
+    def enter(self, weight: int, deadline: float) -> Any:
+        """Wait for room for a heavy call; returns what `SyncRoom.leave` takes."""
+        entry = self.room.enter(weight, deadline)
+        if entry is None:
+            raise Pulse.judge_all(self._pulses.values(), no_room(), monotonic())
+        return entry
+
+    def _time_to_connect_s(self, deadline: float, where: Address) -> float:
+        left_s = deadline - monotonic()
+        if left_s <= 0:
+            raise self._late(where)
+        return left_s
 
     def give(self, connection: _Connection) -> None:
         if connection.generation is not self._generation:
@@ -268,8 +302,9 @@ class SyncConnections:
     def _await(self, opening: _Opening) -> _Connection:
         where = opening.where
         try:
-            if not opening.done.acquire(timeout=_time_to_connect_s(opening.deadline, where)):
-                raise late_connect(where)
+            left_s = self._time_to_connect_s(opening.deadline, where)
+            if not opening.done.acquire(timeout=left_s):
+                raise self._late(where)
             if opening.failure is not None:
                 raise opening.failure
             return opening.made.pop()
@@ -285,7 +320,8 @@ class SyncConnections:
         try:
             driver = self._factory.make(opening.where, self._timeout_s)
             driver.connect()
-            opening.made.append(_Connection(driver, opening.where, generation))
+            pulse = self._pulse(opening.where)
+            opening.made.append(_Connection(driver, opening.where, generation, pulse))
         except Exception as error:
             opening.failure = cannot_connect(opening.where, error)
         finally:
@@ -303,11 +339,12 @@ class SyncConnections:
 class _SyncCall:
     """One call: its deadline, and the connection pinned to it, if any."""
 
-    __slots__ = ("_connections", "_deadline", "pinned")
+    __slots__ = ("_connections", "_deadline", "_entry", "pinned")
 
     def __init__(self, connections: SyncConnections, deadline: float) -> None:
         self._connections = connections
         self._deadline = deadline
+        self._entry: Any = None
         self.pinned: _Connection | None = None
 
     def serve(self, request: RedisRequest) -> Any:
@@ -317,8 +354,17 @@ class _SyncCall:
             return self._run_parallel(request)
         if isinstance(request, Delay):
             return self._pause(request.ms / 1000)
+        if isinstance(request, Enter):
+            self._entry = self._connections.enter(request.weight, self._deadline)
+            return None
         assert isinstance(request, CloseIdle)
         return self._connections.discard(request.where)
+
+    def finish(self, is_well: bool) -> None:
+        """The end of the flow."""
+        if self._entry is not None:
+            self._connections.room.leave(self._entry)
+        self.end(is_well)
 
     def end(self, is_well: bool) -> None:
         """Give back the pinned connection, with every reply read. After a failure its state is
@@ -410,10 +456,3 @@ def poller(sock: Any) -> Callable[[float], Any]:
         poller.register(sock, select.POLLIN)
         return poller.poll
     return lambda ms: select.select([sock], [], [], ms / 1000)[0]
-
-
-def _time_to_connect_s(deadline: float, address: Address) -> float:
-    left_s = deadline - monotonic()
-    if left_s <= 0:
-        raise late_connect(address)
-    return left_s
