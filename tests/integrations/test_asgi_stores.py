@@ -87,8 +87,8 @@ def test_a_limiter_that_is_there_already_is_asked() -> None:
     assert left(answer.headers["ratelimit"], "own") == 1
 
 
-def test_what_was_taken_comes_back_when_a_limiter_beside_it_is_away() -> None:
-    """The request passes, or not, by the fail mode, and is charged nowhere."""
+def test_closed_gives_back_what_was_taken_when_a_limiter_beside_it_is_away() -> None:
+    """The request is refused and charged nowhere."""
     store = MemoryStore()
     away = rate_limit("5/day", store="redis://127.0.0.1:1?timeout_ms=1000")
     rules = [
@@ -96,8 +96,8 @@ def test_what_was_taken_comes_back_when_a_limiter_beside_it_is_away() -> None:
         Rule(ONE, name="rate", charge_when=lambda response: True),
         Rule(away, name="away"),
     ]
-    with away, client_of(starlette(*rules, store=store)) as client:
-        assert [client.get("/").status_code for _ in range(2)] == [200, 200]
+    with away, client_of(starlette(*rules, store=store, fail="closed")) as client:
+        assert [client.get("/").status_code for _ in range(2)] == [503, 503]
     with client_of(starlette(*rules[:2], store=store)) as client:
         assert client.get("/").status_code == 200
 
