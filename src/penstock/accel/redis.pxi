@@ -76,6 +76,9 @@ cdef inline char* put_word(
     return put_text(put + lead + size, b"\r\n")
 
 
+# The largest number in a decision.
+cdef int64_t MOST = 9007199254740991
+
 # More numbers in a reply are read by the reader.
 DEF MOST_NUMBERS = 160
 
@@ -171,7 +174,7 @@ cdef class FirstExchange:
         cdef bint all_allowed = True
         cdef int place
         if self.plan is None:
-            if count != 5:
+            if count != 5 or not is_sound(numbers):
                 return None
             decision = decision_from(numbers)
             if not decision.allowed:
@@ -179,6 +182,8 @@ cdef class FirstExchange:
             return decision
         # One operation, and perhaps steps that ask for the instant. A denial is left to the plan.
         if self.place >= 0 and count == 6 and (self.counts or numbers[1] == 1):
+            if numbers[2] < 0 if self.counts else not is_sound(numbers + 1):
+                return None
             answers = [numbers[0]] * len(self.steps)
             answers[self.place] = numbers[2] if self.counts else decision_from(numbers + 1)
             return answers
@@ -189,6 +194,8 @@ cdef class FirstExchange:
             return None
         decisions = []
         for place in range(1, count, 5):
+            if not is_sound(numbers + place):
+                return None
             decision = decision_from(numbers + place)
             all_allowed = all_allowed and decision.allowed
             decisions.append(decision)
@@ -210,6 +217,14 @@ cdef class FirstExchange:
             # The replies of others come behind this one.
             self.by.failed(failure)
         return 0
+
+
+cdef inline bint is_sound(const int64_t* numbers) noexcept:
+    """Whether five numbers can be a decision: as `decision_of` of `stores/redis/_plans.py`."""
+    cdef int64_t retry = numbers[4]
+    if not ((numbers[0] == 1 and retry == 0) or (numbers[0] == 0 and 0 < retry <= MOST)):
+        return False
+    return 0 <= numbers[1] <= MOST and 0 <= numbers[2] <= MOST and 0 <= numbers[3] <= MOST
 
 
 cdef inline Decision decision_from(const int64_t* numbers):

@@ -84,6 +84,8 @@ class SlidingWindow(Strategy):
         self.limit = limit
         self.window_ms: int = self.values["window_ms"]
         self.buckets = buckets
+        # A check reads the ticks that have units: at most one per bucket, and one per unit.
+        self.most_parts = min(limit, buckets)
         self.tick_ms: float = self.window_ms / buckets
         # Finer ticks would be numbered beyond what a double counts, and Lua has only doubles.
         if self.tick_ms < 2.0**-7:
@@ -94,11 +96,6 @@ class SlidingWindow(Strategy):
         self.ttl_ms: int = ceil(self.tick_ms + self.window_ms) + 1
         # The most that a tick may be charged with, so that the sum of all is a whole double.
         self.most_in_tick: int = max(limit, MAX_SAFE // (buckets + 1))
-
-    @property
-    def most_parts(self) -> int:
-        # A check reads the ticks that have units: at most one per bucket, and one per unit.
-        return min(self.limit, self.buckets)
 
     @property
     def looks_back_ms(self) -> int:

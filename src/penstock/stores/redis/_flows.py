@@ -35,11 +35,11 @@ from ...core._accelerator import LuaAccelerator
 from ...core._clock import FOREIGN_CLOCKS
 from ...core._decision import Decision
 from ...core._errors import PenstockError, StoreUnavailableError
-from ...core._lua import LuaScript
+from ...core._lua import REPLY, LuaScript
 from ...core._steps import Step, looked_at, timed
 from ...core._strategy import Strategy
 from ...core._transform import READING, Grant, Transform, bargain
-from ...core._validation import reject
+from ...core._validation import MAX_SAFE, reject
 from .. import record
 from .._sheet import Call, ConnectionFailedError, Sheet
 from ._plans import (
@@ -61,9 +61,12 @@ from ._requests import (
     RedisFlow,
     Refusal,
     beside_others,
+    malformed,
     ms_of,
     refused,
+    text_or_none,
     unavailable,
+    whole_numbers,
 )
 from ._room import HEAVY, weight_of, weight_of_all
 from ._routing import CommandSet, RedisRouter, names_of, refusal_in
@@ -147,7 +150,7 @@ class _Batch:
             keys=self._keys,
             others=self._others,
         )
-        return dict(zip(keys, raws, strict=True)), ms_of(time)
+        return dict(zip(keys, map(text_or_none, raws), strict=True)), ms_of(time)
 
     def _commit(self, writes: Sequence[Command]) -> RedisFlow:
         """True if written, False if another client was first."""
@@ -162,6 +165,8 @@ class _Batch:
             if reason.code in _ELSEWHERE:
                 return False
             raise refused(reason, self._names, consuming=True, others=self._others)
+        if executed is not None and (type(executed) is not list or len(executed) != len(writes)):
+            raise self._marked(malformed(executed))
         if executed and (failed := refusal_in(executed)) is not None:
             others = self._others or len(executed) > 1
             raise refused(failed, self._names, consuming=True, others=others)
@@ -367,7 +372,8 @@ class RedisFlows:
             commands = (_checking(key, lua, now, cost), TIME)
             replies = yield from self._router.ask(key, commands, script=lua.check, consuming=True)
             try:
-                cost = deal.send(decision_of(replies[0]))
+                decision = decision_of(whole_numbers(replies[0], len(REPLY)))
+                cost = deal.send(decision)
             except StopIteration as settled:
                 taken, decision = settled.value
                 grant = Grant(taken, decision, now or ms_of(replies[1]))
@@ -391,7 +397,7 @@ class RedisFlows:
             key, ((b"GET", key.encode()), TIME), consuming=False
         )
         now = now or ms_of(time)
-        state = record.restore(raw, key, transform, now)
+        state = record.restore(text_or_none(raw), key, transform, now)
         return transform.run(state, now, cost).result
 
     def _clear(self, key: str) -> RedisFlow:
@@ -488,11 +494,17 @@ def _command_set(
     )
 
 
-def _answers(reply: list[int], count: int, transform: Transform[Any], cost: int) -> list[Decision]:
+def _answers(reply: Any, count: int, transform: Transform[Any], cost: int) -> list[Decision]:
     """The results for `count` keys from the reply of the script in `_command_set`."""
     if count == 1:
         return [_decided(reply, transform, cost)]
+    if type(reply) is not list or len(reply) % 4 != 1 or len(reply) > 1 + 4 * count:
+        raise malformed(reply)
+    whole_numbers(reply, len(reply))
     lengths, retries = reply[1::4], reply[4::4]
+    # Before they are expanded: a broken server must not say how much is allocated.
+    if sum(lengths) != count or min(lengths) < 1 or not 0 <= min(reply) <= max(reply) <= MAX_SAFE:
+        raise malformed(reply)
     fields = (map(not_, retries), repeat(reply[0]), reply[2::4], reply[3::4], retries)
     runs = list(map(Decision, *fields))
     for decision, length in zip(runs, lengths, strict=True):
@@ -502,7 +514,7 @@ def _answers(reply: list[int], count: int, transform: Transform[Any], cost: int)
 
 
 def _decided(reply: Any, transform: Transform[Any], cost: int) -> Decision:
-    decision = decision_of(reply)
+    decision = decision_of(whole_numbers(reply, len(REPLY)))
     if not decision.allowed:
         FOREIGN_CLOCKS.look_at(decision, transform, cost)
     return decision
@@ -518,7 +530,9 @@ def _instant(now: int) -> int:
 
 
 def _decode(strategy: Strategy, raw: Any, key: str) -> Any:
+    if raw is not None and type(raw) not in (bytes, str, list):
+        raise malformed(raw)
     try:
         return strategy.read_state(raw)
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
         raise record.foreign_state(f"key {key!r}", error) from error

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 from ...core import native
 from .._sheet import ConnectionFailedError
 from ._requests import Address, Answer, Exchange, Pulse, late_reply, lost_reply, never_sent
-from ._sync_connections import ProtocolError, new_reader, pack, poller
+from ._sync_connections import UNREADABLE, new_reader, pack, poller
 
 __all__ = ["MultiplexedConnection"]
 
@@ -151,7 +151,7 @@ class MultiplexedConnection(asyncio.Protocol):
             self._pulse.answered_at = self.loop.time()
         try:
             _pair_replies(waiting, self._reader, data)
-        except (ProtocolError, IndexError) as error:
+        except (IndexError, *UNREADABLE) as error:
             self._fail(lost_reply(self.address, f"not what was asked for: {error}"))
             return
         except BaseException:

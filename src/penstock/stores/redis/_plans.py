@@ -19,8 +19,8 @@ from ...core._lua import REPLY, LuaScript
 from ...core._lua_all import StepKind, script_of_all
 from ...core._steps import Step
 from ...core._transform import Transform
-from ...core._validation import MAX_PARTS
-from ._requests import Command
+from ...core._validation import MAX_PARTS, MAX_SAFE
+from ._requests import Command, malformed, whole_numbers
 
 __all__ = [
     "OnePlan",
@@ -136,13 +136,15 @@ class OnePlan(Plan):
         self, steps: Sequence[Step], reply: list[Any], decided: Mapping[int, Any]
     ) -> list[Any]:
         _, transform, cost, _ = steps[self._place]
+        answer = self.answer(transform, cost, reply)
         answers = [reply[0]] * len(steps)
-        answers[self._place] = self.answer(transform, cost, reply)
+        answers[self._place] = answer
         return answers
 
     def answer(self, transform: Transform[Any], cost: int, reply: list[Any]) -> Any:
         """As `answers`, of the operation alone."""
-        answer = self._read(*reply)
+        _require_numbers(reply, [self._role])
+        answer = _answer_of(self._role, transform, reply[0], reply[1:])
         if self._role == "check" and not answer.allowed:
             FOREIGN_CLOCKS.look_at(answer, transform, cost)
         return answer
@@ -158,6 +160,7 @@ class _MixedPlan(Plan):
         super().__init__(parts, sent, script)
         self._numbers = [numbers[kind] for kind in kinds]
         self._roles = [role for _, _, role, _, _ in parts]
+        self._sent_roles = [self._roles[place] for place in sent]
         self.only_checks = not self.here and set(self._roles) == {"check"}
         # The places of the steps that are sent.
         self._sent = sent
@@ -206,12 +209,13 @@ class _MixedPlan(Plan):
     def answers(
         self, steps: Sequence[Step], reply: list[Any], decided: Mapping[int, Any]
     ) -> list[Any]:
+        _require_numbers(reply, self._sent_roles)
         now = reply[0]
         if self.only_checks:
-            decisions = []
-            for start in range(1, len(reply), _FIELDS):
-                allowed, limit, remaining, at, wait = reply[start : start + _FIELDS]
-                decisions.append(Decision(allowed == 1, limit, remaining, at, wait))
+            decisions = [
+                decision_of(reply[start : start + _FIELDS])
+                for start in range(1, len(reply), _FIELDS)
+            ]
             if not all(decisions):
                 for decision, (_, transform, cost, _) in zip(decisions, steps, strict=True):
                     if not decision.allowed:
@@ -225,7 +229,7 @@ class _MixedPlan(Plan):
             if place in decided:
                 answers[place] = decided[place]
             elif (role := self._roles[place]) != "tell":
-                answers[place] = _reader_of(role)(now, *answer)
+                answers[place] = _answer_of(role, steps[place][1], now, answer)
                 if role == "check" and not answer[0]:
                     _, transform, cost, _ = steps[place]
                     FOREIGN_CLOCKS.look_at(answers[place], transform, cost)
@@ -318,13 +322,34 @@ def no_operation(role: str, kind: str) -> UnsupportedError:
     )
 
 
-def _decision(
-    _now: int, allowed: int, limit: int, remaining: int, reset_at: int, retry_after_ms: int
-) -> Decision:
-    return Decision(allowed == 1, limit, remaining, reset_at, retry_after_ms)
+def _require_numbers(reply: Any, roles: Sequence[str]) -> None:
+    """Reject a reply that is not the instant and the numbers of a step for each role. Renewals have
+    a list in the place of one number, which `_answer_of` validates."""
+    if "renew" not in roles:
+        whole_numbers(reply, 1 + _FIELDS * len(roles))
+        return
+    if type(reply) is not list or len(reply) != 1 + _FIELDS * len(roles):
+        raise malformed(reply)
+    lists = {1 + _FIELDS * place + 3 for place, role in enumerate(roles) if role == "renew"}
+    flat = [0 if place in lists else number for place, number in enumerate(reply)]
+    whole_numbers(flat, len(flat))
+
+
+def _answer_of(role: str, transform: Transform[Any], now: int, answer: Sequence[Any]) -> Any:
+    """The answer of a step from the five numbers of its reply, whose types are valid."""
+    if role == "renew":
+        argument = transform.argument
+        whole_numbers(answer[3], len(argument) if isinstance(argument, tuple) else 1)
+    return _reader_of(role)(now, *answer)
+
+
+def _decision(_now: int, *fields: int) -> Decision:
+    return decision_of(fields)
 
 
 def _count(_now: int, _allowed: int, units: int, _left: int, _reset_at: int, _retry: int) -> int:
+    if units < 0:
+        raise malformed(units)
     return units
 
 
@@ -353,8 +378,13 @@ def _booking(
 
 
 def decision_of(reply: Any) -> Decision:
-    """The five integers of a check."""
+    """The five integers of a check, if they can be those of a decision."""
     allowed, limit, remaining, reset_at, retry_after_ms = reply
+    is_sound = (
+        (allowed == 1 and retry_after_ms == 0) or (allowed == 0 and 0 < retry_after_ms <= MAX_SAFE)
+    ) and (0 <= limit <= MAX_SAFE and 0 <= remaining <= MAX_SAFE and 0 <= reset_at <= MAX_SAFE)
+    if not is_sound:
+        raise malformed(reply)
     return Decision(allowed == 1, limit, remaining, reset_at, retry_after_ms)
 
 

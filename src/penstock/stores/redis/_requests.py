@@ -21,6 +21,7 @@ from ...core._errors import (
 )
 from ...core._flow import Flow
 from ...core._lua import OTHER_PERIOD
+from ...core._validation import MAX_STORED_MS, shown
 from .._sheet import ConnectionFailedError, telling_of_others
 from ..record import foreign_state
 
@@ -48,11 +49,14 @@ __all__ = [
     "late_connect",
     "late_reply",
     "lost_reply",
+    "malformed",
     "ms_of",
     "no_room",
     "refused",
     "stopped_midway",
+    "text_or_none",
     "unavailable",
+    "whole_numbers",
 ]
 
 
@@ -223,9 +227,41 @@ class OtherPeriodError(StoreUnavailableError):
     server_now: int = 0
 
 
+def malformed(reply: Any) -> StoreUnavailableError:
+    """The error of a reply that has not the form of an answer to the request. The server has
+    read the request, and may have run it."""
+    return StoreUnavailableError(
+        f"the server replied {shown(reply)}, which is not an answer to the request; is it Redis or "
+        "Valkey? The request may have been charged"
+    )
+
+
+def whole_numbers(reply: Any, count: int) -> list[int]:
+    """A reply that has to be so many integers."""
+    if type(reply) is not list or len(reply) != count:
+        raise malformed(reply)
+    for number in reply:
+        if type(number) is not int:
+            raise malformed(reply)
+    return reply
+
+
 def ms_of(time: Any) -> int:
     """The reply to TIME as the scripts read it."""
-    return int(time[0]) * 1000 + int(time[1]) // 1000
+    try:
+        seconds, micros = map(int, time)
+    except (ValueError, TypeError):
+        raise malformed(time) from None
+    if not (0 <= seconds <= MAX_STORED_MS // 1000 and 0 <= micros < 1_000_000):
+        raise malformed(time)
+    return seconds * 1000 + micros // 1000
+
+
+def text_or_none(reply: Any) -> Any:
+    """The reply to GET: the bytes or text of a record, or None."""
+    if reply is None or isinstance(reply, (bytes, str)):
+        return reply
+    raise malformed(reply)
 
 
 PASSING = frozenset(

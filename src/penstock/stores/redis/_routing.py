@@ -231,7 +231,7 @@ class RedisRouter:
         code = failure.code
         if code == "NOSCRIPT" and command_set.script is not None:
             command_set.as_text = True
-        elif code in ("MOVED", "ASK") and (owner := self.topology.moved(failure, where)):
+        elif code in ("MOVED", "ASK") and (owner := self._moved(command_set, failure, where)):
             command_set.where, command_set.asking = owner, code == "ASK"
             command_set.tries += 1
             return command_set.tries > _HOPS
@@ -243,6 +243,12 @@ class RedisRouter:
             raise command_set.refused(failure) from failure
         self._count_failure(command_set, failure)
         return code in PASSING
+
+    def _moved(self, command_set: CommandSet, refusal: Refusal, where: Address) -> Address | None:
+        try:
+            return self.topology.moved(refusal, where)
+        except ConnectionFailedError as error:
+            raise command_set.unavailable(error) from error
 
     def _count_failure(self, command_set: CommandSet, failure: Failure) -> None:
         """One more thing that went wrong. A server that is there and asks for patience gets it

@@ -22,7 +22,7 @@ from ...core._transform import READING, Transform, checking, trying
 from .. import record
 from .._sheet import ConnectionFailedError
 from ._plans import Plan, RecordSwap, plan_of
-from ._requests import TIME, Command, Delay, RedisFlow, ms_of
+from ._requests import TIME, Command, Delay, RedisFlow, malformed, ms_of, text_or_none
 from ._routing import RedisRouter, names_of
 
 __all__ = ["apply_steps"]
@@ -186,8 +186,10 @@ class _DecidedHere:
             (reply,) = yield from _ask(
                 self._router, self._plan, self._steps, self._keys, at, swaps, self._others
             )
+            if type(reply) is not list:
+                raise malformed(reply)
             # The instant alone says that a record has changed.
-            if len(reply) > 1:
+            if len(reply) != 1:
                 return self._plan.answers(self._steps, reply, decided), at
             try:
                 yield Delay(random.uniform(0, min(2.0**race, _LONGEST_PAUSE_MS)))
@@ -205,7 +207,7 @@ class _DecidedHere:
         *raws, time = yield from self._router.ask(
             keys[0], [*commands, TIME], consuming=False, keys=self._keys, others=self._others
         )
-        return dict(zip(keys, raws, strict=True)), ms_of(time)
+        return dict(zip(keys, map(text_or_none, raws), strict=True)), ms_of(time)
 
     def _decide(
         self, records: dict[str, Any], now: int

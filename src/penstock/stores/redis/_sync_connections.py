@@ -53,12 +53,15 @@ from ._requests import (
 )
 from ._room import SyncRoom
 
-__all__ = ["ProtocolError", "SyncConnections", "new_reader", "pack", "poller"]
+__all__ = ["UNREADABLE", "SyncConnections", "new_reader", "pack", "poller"]
 
 
 _hiredis = require_module("hiredis")
 _pack_one = _hiredis.pack_command
 ProtocolError: type[Exception] = _hiredis.ProtocolError
+
+UNREADABLE: tuple[type[Exception], ...] = (ProtocolError, MemoryError, ValueError)
+"""What the parser raises for bytes that are no replies, or for a list too long to be one."""
 
 
 def pack(commands: Sequence[Command]) -> bytes:
@@ -164,7 +167,7 @@ class _Connection:
                 reader.feed(data)
                 while (reply := reader.gets()) is not False:
                     replies.append(reply)
-        except (OSError, ProtocolError) as error:
+        except (OSError, *UNREADABLE) as error:
             raise lost_reply(self.address, error) from error
         if len(replies) > count:
             raise lost_reply(self.address, "more replies than requests")

@@ -23,6 +23,7 @@ from binascii import crc_hqx
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from ...core._validation import shown
 from .._sheet import ConnectionFailedError
 from ._requests import Address, Command, Exchange, RedisFlow, Refusal
 
@@ -172,10 +173,12 @@ class Sentinels(Fixed):
     def _accept(self, sentinel: Address, reply: Any) -> RedisFlow:
         if not isinstance(reply, list):
             return f"{sentinel} does not know {self.service!r} ({reply})"
-        master = Address(_text(reply[0]), int(reply[1]))
+        master = _address_of(reply)
+        if master is None:
+            return f"{sentinel} answered {shown(reply)}, which is no address"
         if master != self.master:
             (role,) = yield Exchange(master, ((b"ROLE",),), share=self._share)
-            if not isinstance(role, list) or _text(role[0]) != "master":
+            if not isinstance(role, list) or role[:1] not in (["master"], [b"master"]):
                 return f"{master} is not a master yet"
         self.master = master
         return None
@@ -231,9 +234,8 @@ class Cluster:
     def _accept(self, node: Address, reply: Any) -> RedisFlow:
         yield from ()
         if not isinstance(reply, list) or not reply:
-            return f"{node} answered {reply}"
-        self._learn(reply, node)
-        return None
+            return f"{node} answered {shown(reply)}"
+        return self._learn(reply, node)
 
     def lost(self, where: Address) -> None:
         # Only its slots: keys of the other nodes need not wait.
@@ -241,9 +243,13 @@ class Cluster:
         self._informants.failed(where)
 
     def moved(self, refusal: Refusal, asked: Address) -> Address | None:
-        code, slot, place = refusal.text.split()[:3]
+        code, slot, place = [*refusal.text.split()[:3], "", ""][:3]
         host, _, port = place.rpartition(":")
-        owner = self._address(host, int(port), asked)
+        where = _address_of([host, port])
+        if where is None or not (slot.isascii() and slot.isdigit() and int(slot[:9]) < SLOTS):
+            text = f"{asked} answered {shown(refusal.text)}, which is no redirection"
+            raise ConnectionFailedError(text, may_have_run=False)
+        owner = self._address(where.host, where.port, asked)
         if code == "MOVED":
             self._owners[int(slot)] = owner
             # One slot has moved, so others may have: read the table again before the next call.
@@ -253,14 +259,22 @@ class Cluster:
     def __repr__(self) -> str:
         return f"the cluster of {', '.join(map(str, self.seeds))}"
 
-    def _learn(self, reply: list[Any], asked: Address) -> None:
+    def _learn(self, reply: list[Any], asked: Address) -> str | None:
+        """Read the table; returns what is wrong with it, or None."""
         owners: list[Address | None] = [None] * SLOTS
-        for first, last, master, *_replicas in reply:
-            owner = self._address(_text(master[0]), int(master[1]), asked)
+        if len(reply) > SLOTS:
+            return f"{asked} answered {len(reply)} ranges of slots"
+        for entry in reply:
+            shared = _range_of(entry)
+            if shared is None:
+                return f"{asked} answered {shown(entry)}, which is no range of slots"
+            first, last, master = shared
+            owner = self._address(master.host, master.port, asked)
             owners[first : last + 1] = [owner] * (last + 1 - first)
         self._owners = owners
         self._suspect = False
         self._lost = set()
+        return None
 
     def _address(self, host: str, port: int, asked: Address) -> Address:
         # A node that does not know its own name means the host of this connection.
@@ -281,5 +295,28 @@ def hash_tag(key: str) -> str | None:
     return key[start + 1 : end] if 0 <= start < end - 1 else None
 
 
-def _text(raw: Any) -> str:
-    return raw.decode() if isinstance(raw, bytes) else str(raw or "")
+def _range_of(entry: Any) -> tuple[int, int, Address] | None:
+    """The slots of an entry of CLUSTER SLOTS, and their master; None if it is malformed."""
+    if not isinstance(entry, list) or len(entry) < 3:
+        return None
+    first, last = entry[:2]
+    if type(first) is not int or type(last) is not int or not 0 <= first <= last < SLOTS:
+        return None
+    master = _address_of(entry[2])
+    return None if master is None else (first, last, master)
+
+
+def _address_of(reply: Any) -> Address | None:
+    """A host and a port, as bytes, text or a number; None if they are anything else."""
+    if not isinstance(reply, list) or len(reply) < 2:
+        return None
+    host, port = [
+        part.decode("utf-8", "replace") if isinstance(part, bytes) else part for part in reply[:2]
+    ]
+    if isinstance(port, str) and port.isascii() and port.isdigit() and len(port) <= 5:
+        port = int(port)
+    if type(port) is not int or not 0 < port <= 65_535:
+        return None
+    if host is None or isinstance(host, str):
+        return Address(host or "", port)
+    return None

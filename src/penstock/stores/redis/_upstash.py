@@ -32,6 +32,7 @@ from ._requests import (
     Refusal,
     late_reply,
     lost_reply,
+    malformed,
 )
 from ._topology import Fixed
 
@@ -191,7 +192,11 @@ def _texts(command: Command) -> list[str]:
 
 
 def _replies(commands: list[Command], answer: Any) -> list[Any]:
-    return [answer] if len(commands) == 1 else list(answer)
+    if len(commands) == 1:
+        return [answer]
+    if not isinstance(answer, list) or len(answer) != len(commands):
+        raise malformed(answer)
+    return answer
 
 
 def _failed(commands: list[Command], error: Exception) -> list[Any]:
