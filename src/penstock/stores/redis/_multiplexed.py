@@ -151,7 +151,7 @@ class MultiplexedConnection(asyncio.Protocol):
             self._pulse.answered_at = self.loop.time()
         try:
             _pair_replies(waiting, self._reader, data)
-        except (IndexError, *UNREADABLE) as error:
+        except UNREADABLE as error:
             self._fail(lost_reply(self.address, f"not what was asked for: {error}"))
             return
         except BaseException:

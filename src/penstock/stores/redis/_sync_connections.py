@@ -60,7 +60,12 @@ _hiredis = require_module("hiredis")
 _pack_one = _hiredis.pack_command
 ProtocolError: type[Exception] = _hiredis.ProtocolError
 
-UNREADABLE: tuple[type[Exception], ...] = (ProtocolError, MemoryError, ValueError)
+UNREADABLE: tuple[type[Exception], ...] = (
+    ProtocolError,
+    MemoryError,
+    ValueError,
+    IndexError,
+)
 """What the parser raises for bytes that are no replies, or for a list too long to be one."""
 
 
@@ -167,8 +172,10 @@ class _Connection:
                 reader.feed(data)
                 while (reply := reader.gets()) is not False:
                     replies.append(reply)
-        except (OSError, *UNREADABLE) as error:
+        except OSError as error:
             raise lost_reply(self.address, error) from error
+        except UNREADABLE as error:
+            raise lost_reply(self.address, f"not what was asked for: {error}") from error
         if len(replies) > count:
             raise lost_reply(self.address, "more replies than requests")
         if not late_chunks:
