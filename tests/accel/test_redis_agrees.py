@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock import Decision, gcra, slots
+from penstock import Decision, StoreUnavailableError, gcra, slots
 from penstock.core import native
 from penstock.core._steps import Step
 from penstock.core._transform import (
@@ -126,7 +126,10 @@ def answer_to(kind: str, reply: Any) -> Any:
     steps, count = STEPS[kind], {"check": 5, "three checks": 16}.get(kind, 6)
     if not isinstance(reply, list) or [type(number) for number in reply] != [int] * count:
         return reply
-    return decision_of(reply) if kind == "check" else plan_of(steps).answers(steps, reply, {})
+    try:
+        return decision_of(reply) if kind == "check" else plan_of(steps).answers(steps, reply, {})
+    except StoreUnavailableError:
+        return reply
 
 
 COUNTS = st.sampled_from([5, 16, 6]) | st.integers(0, 40)
@@ -137,8 +140,17 @@ NUMBERS_OF_REPLIES = COUNTS.flatmap(
         max_size=count,
     )
 )
+FIELDS = st.integers(0, 2**53 - 1)
+DECISIONS = st.tuples(st.just(1), FIELDS, FIELDS, FIELDS, st.just(0)) | st.tuples(
+    st.just(0), FIELDS, FIELDS, FIELDS, st.integers(1, 2**53 - 1)
+)
+SOUND = DECISIONS.map(list) | st.sampled_from([1, 3]).flatmap(
+    lambda count: st.lists(DECISIONS, min_size=count, max_size=count).map(
+        lambda each: [7, *(number for decision in each for number in decision)]
+    )
+)
 REPLIES = (
-    NUMBERS_OF_REPLIES.map(
+    (SOUND | NUMBERS_OF_REPLIES).map(
         lambda numbers: b"*%d\r\n" % len(numbers) + b"".join(b":%d\r\n" % each for each in numbers)
     )
     | st.just(b"-NOSCRIPT No matching script.\r\n")

@@ -85,7 +85,7 @@ class SlidingWindow(Strategy):
         self.window_ms: int = self.values["window_ms"]
         self.buckets = buckets
         # A check reads the ticks that have units: at most one per bucket, and one per unit.
-        self.most_parts = min(limit, buckets)
+        self.most_parts: int = min(limit, buckets)
         self.tick_ms: float = self.window_ms / buckets
         # Finer ticks would be numbered beyond what a double counts, and Lua has only doubles.
         if self.tick_ms < 2.0**-7:
