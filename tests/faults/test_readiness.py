@@ -26,7 +26,7 @@ FILES = {
     "error": f"a: {{{LIMIT}}}\n  b: {{{LIMIT}, fail: error}}",
     "slots": "a: {concurrency: {minLimit: 2, maxLimit: 2}, fail: error}",
 }
-READY_WITHOUT_STORE = {"open": True, "closed": True, "error": False, "slots": False}
+READY_WITHOUT_STORE = {"open": True, "closed": True, "error": True, "slots": False}
 
 
 class Probed:
@@ -72,8 +72,9 @@ def stack() -> Iterator[ExitStack]:
 
 
 def test_readiness_follows_the_fail_modes_on_both_servers(stack: ExitStack, tmp_path: Path) -> None:
-    """Open and closed policies decide without their store; one that answers with an error does
-    not, be it of slots alone, and takes the service out until the store is back."""
+    """Open and closed policies decide without their store; those that answer with an error do not,
+    be they of slots alone, and take the service out, until the store is back, if there are no
+    others."""
     require("valkey")
     valkey = stack.enter_context(Valkey())
     probed: dict[str, Probed] = {}
@@ -91,11 +92,11 @@ def test_readiness_follows_the_fail_modes_on_both_servers(stack: ExitStack, tmp_
     for name, one in probed.items():
         one.agree_on(ready=READY_WITHOUT_STORE[name], store=False)
     # Who watches hears of a change, and of nothing else.
-    assert next(watched["error"]).status == NOT_SERVING
+    assert next(watched["slots"]).status == NOT_SERVING
     valkey.restart()
     for one in probed.values():
         eventually(one.has_store, within=20, what="the store is back")
         one.agree_on(ready=True, store=True)
-    assert next(watched["error"]).status == SERVING
+    assert next(watched["slots"]).status == SERVING
     for watch in watched.values():
         watch.cancel()

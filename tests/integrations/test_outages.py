@@ -9,9 +9,21 @@ from typing import Any
 import pytest
 from flask import Flask
 
-from penstock import Decision, Limit, MemoryStore, OverloadedError, Store, rate_limit, slots
+from penstock import (
+    Decision,
+    Limit,
+    MemoryStore,
+    OverloadedError,
+    Store,
+    Verdict,
+    rate_limit,
+    slots,
+)
+from penstock.adapters._headers import VerdictHeaders
+from penstock.core._decision import DegradedDecision
 from penstock.core._transform import Transform
 from penstock.integrations import Rule
+from penstock.integrations._ruling import Ruling, Telling
 from penstock.integrations.flask import RateLimits
 from tests.integrations.asgi_app import starlette
 from tests.integrations.serving import FIVE, ONE, TWO, client_of, left
@@ -125,3 +137,18 @@ def test_overload_refuses_a_request_in_every_fail_mode(serve: Any, fail: str, be
     told = answer.json() if callable(answer.json) else answer.json
     if told is not None:
         assert told["code"] == "overloaded"
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_ruling_names_the_fail_mode_that_decided_for_some_limit(is_closed: bool) -> None:
+    telling = Telling(
+        VerdictHeaders({}), lambda: 0, headers=True, legacy=False, is_closed=is_closed
+    )
+    decision = Decision(True, 1, 0, 1_000, 0)
+    asked = Verdict(("own",), (decision,), (False,))
+    degraded = Verdict(("own",), (DegradedDecision.of("open", decision),), (False,))
+    assert Ruling(telling, asked).degraded is None
+    assert Ruling(telling, degraded).degraded == "open"
+    assert Ruling(telling, asked, left_out=True).degraded == "open"
+    assert Ruling(telling, None).degraded == ("closed" if is_closed else "open")
+    assert Ruling(telling, None, is_overloaded=True).degraded is None

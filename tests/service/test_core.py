@@ -344,7 +344,7 @@ def test_ready_asks_the_store_and_never_raises() -> None:
     assert (ready.ok, ready.store_reachable, ready.policies) == (True, True, 8)
     store.error = RuntimeError("wires cut")
     ready = asyncio.run(service.ready())
-    assert (ready.ok, ready.store_reachable) == (False, False)
+    assert (ready.ok, ready.store_reachable) == (True, False)
     assert "wires cut" in ready.store_error
     assert len(store.inner) == 0
 
@@ -359,7 +359,7 @@ def test_a_probe_does_not_wait_for_a_store_that_hangs(monkeypatch: pytest.Monkey
 
     service, _ = service_on(Hanging())
     ready = asyncio.run(service.ready())
-    assert (ready.ok, ready.store_ok) == (False, False)
+    assert (ready.ok, ready.store_ok) == (True, False)
     assert "no answer within" in ready.store_error
 
 

@@ -12,7 +12,7 @@ from penstock.cli._serve import configure
 from penstock.cli._settings import Settings
 from penstock.service.http._openapi import openapi
 from penstock.service.http._pages import exposition
-from tests.service.worlds import service_on
+from tests.service.worlds import AWAY, service_on
 
 PAGE = (Path(__file__).parents[2] / "docs" / "service.md").read_text(encoding="utf-8")
 
@@ -57,6 +57,7 @@ def test_every_metric_is_there() -> None:
     service.metrics.tally("api/user").count(True)
     service.metrics.latency("http").observe(0.1)
     service.metrics.grpc.codes["OK"] += 1
+    service.entry("api").guard.outage(AWAY, ("k",), 1)
     names = ("connections", "strangers", "buffered_bytes", "in_flight", "shed_total")
     gauges = dict.fromkeys(names, 0)
     text = exposition(service.snapshot(), {200: 1}, gauges)

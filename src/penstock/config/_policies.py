@@ -199,6 +199,11 @@ class Policies(Mapping[str, PolicySpec]):
             name for name, text in mentioned if not json.loads(text).keys().isdisjoint(spellings)
         ]
 
+    def fail_modes(self, default: str) -> dict[str, str]:
+        """The fail mode of each. `default` is that of policies without one."""
+        texts = self._texts.items()
+        return {name: json.loads(text).get("fail", default) for name, text in texts}
+
     def has_fail_mode(self, mode: str, default: str) -> bool:
         """Whether one of them has this fail mode. `default` is that of policies without one."""
         for text in set(self._texts.values()):
@@ -230,6 +235,13 @@ def names_with(policies: Mapping[str, PolicySpec], field: str) -> list[str]:
     if isinstance(policies, Policies):
         return policies.having(field)
     return [name for name, spec in policies.items() if getattr(spec, field) is not None]
+
+
+def fail_modes(policies: Mapping[str, PolicySpec], default: str) -> dict[str, str]:
+    """The fail mode of each policy. `default` is that of policies without one."""
+    if isinstance(policies, Policies):
+        return policies.fail_modes(default)
+    return {name: spec.fail or default for name, spec in policies.items()}
 
 
 def has_fail_mode(policies: Mapping[str, PolicySpec], mode: str, default: str) -> bool:

@@ -294,7 +294,8 @@ class RuleSet:
             keep(each.charge)
         decisions = tuple([decision for decision, _ in told.values()])
         shadows = tuple([shadow for _, shadow in told.values()])
-        return Ruling(self._telling, Verdict(tuple(told), decisions, shadows), held=held)
+        verdict = Verdict(tuple(told), decisions, shadows)
+        return Ruling(self._telling, verdict, held=held, left_out=away)
 
     def _leaves_out(self, error: Exception) -> bool:
         """Whether the limits on a store that raised `error` are left out of the decision."""

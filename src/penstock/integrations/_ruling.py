@@ -135,7 +135,7 @@ class Ruling:
     fail mode.
     """
 
-    __slots__ = ("_spent", "allowed", "held", "is_overloaded", "telling", "verdict")
+    __slots__ = ("_left_out", "_spent", "allowed", "held", "is_overloaded", "telling", "verdict")
 
     def __init__(
         self,
@@ -145,9 +145,12 @@ class Ruling:
         held: Sequence[OpenCharge] = (),
         *,
         is_overloaded: bool = False,
+        left_out: bool = False,
     ) -> None:
         self.telling: Telling = telling
         self.is_overloaded: bool = is_overloaded
+        # Whether limits were left out because their store was away.
+        self._left_out = left_out
         self._spent = spent
         self.held: Sequence[OpenCharge] = held
         """The charges that are held until the response is known."""
@@ -159,11 +162,15 @@ class Ruling:
 
     @property
     def degraded(self) -> str | None:
-        """The fail mode that decided while a store was away, "open" or "closed"; None if all limits
-        were asked."""
-        if self.verdict is None:
-            return "closed" if self.telling.is_closed else "open"
-        return self.verdict.degraded
+        """The fail mode that decided for some limit while its store was away, "open" or "closed";
+        None if all limits were asked."""
+        if self._left_out:
+            return "open"
+        if self.verdict is not None:
+            return self.verdict.degraded
+        if self.is_overloaded:
+            return None
+        return "closed" if self.telling.is_closed else "open"
 
     @property
     def status(self) -> int:

@@ -318,28 +318,32 @@ class Service(Charging):
         return trouble
 
     async def ready(self) -> Readiness:
-        """Whether every request gets a decision, and the condition of the store. Never raises.
-        Concurrent calls share one request to the store."""
+        """Whether the process can decide requests, and the condition of the store and of each
+        policy. Never raises. Concurrent calls share one request to the store."""
         trouble = await self._trouble()
-        return readiness(trouble, len(self.policies), self._needs_store(), self.reload_error)
+        table = self._table
+        return readiness(
+            trouble,
+            len(self.policies),
+            table.decides_without_store,
+            self.reload_error,
+            table.fail_modes,
+        )
 
     async def decides(self) -> bool:
-        """Whether every request gets a decision: as `ready().ok`, but asks the store only if that
+        """Whether the process can decide requests: as `ready().ok`, but asks the store only if that
         depends on it."""
-        if not self._needs_store():
+        if self._table.decides_without_store:
             return len(self.policies) > 0
         return (await self.ready()).ok
-
-    def _needs_store(self) -> bool:
-        """Whether some policy has the fail mode "error"."""
-        inline = self._inline is not None and self.fail == "error"
-        return inline or self._table.needs_store
 
     def snapshot(self, policies: bool = True) -> MetricsSnapshot:
         """All metrics; without `policies`, those of single policies are left out, since there may
         be many."""
         inline = 0 if self._inline is None else len(self._inline)
-        return self.metrics.snapshot(self._table.slots(), inline, policies, self._stores())
+        table = self._table
+        stores = self._stores()
+        return self.metrics.snapshot(table.slots(), inline, policies, stores, table.degraded())
 
     def _stores(self) -> Iterator[tuple[str, Store]]:
         """The stores of the service, by kind."""

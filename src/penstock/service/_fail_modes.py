@@ -22,7 +22,7 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -58,6 +58,8 @@ __all__ = [
 
 RETRY_MS = 1_000
 _LOG_EVERY_MS = 10_000
+_DEGRADED_MS = 10_000
+"""How long after its last outage a policy counts as degraded."""
 
 _log = logging.getLogger("penstock.service")
 
@@ -91,6 +93,19 @@ class Guard:
         self._outages = outages
         self._quiet_until = 0
         self._unsaid = 0
+        # The instant of the last outage.
+        self._failed_at: int | None = None
+
+    @property
+    def was_degraded(self) -> bool:
+        """Whether the store has ever failed a call of the policy."""
+        return self._failed_at is not None
+
+    @property
+    def is_degraded(self) -> bool:
+        """Whether the store has failed a call of the policy within the last ten seconds."""
+        now = self._clock.now()
+        return self._failed_at is not None and abs(now - self._failed_at) < _DEGRADED_MS
 
     def now(self) -> int:
         """The current instant of the service's clock."""
@@ -129,6 +144,7 @@ class Guard:
             self._outages.full += 1
         else:
             self._tally.store_away += 1
+        self._failed_at = self._clock.now()
         self._say(error, keys)
 
     def _answer(self, error: Exception, count: int = 1) -> bool:
@@ -193,10 +209,11 @@ _ROOM = checking(fixed_window(MAX_SAFE, 1_000))
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """The readiness of a service. `ok` means that every request gets a decision: while the store is
-    away, policies that fail open or closed still decide, those with the fail mode "error" do not.
-    So an outage takes a service out of rotation only if it cannot decide. `store_ok` is about the
-    store alone.
+    """The readiness of a service. `ok` means that the process can decide requests: while the store
+    is away, policies that fail open or closed still decide, those with the fail mode "error" do
+    not. So an outage takes a service out of rotation only if no policy decides. `store_ok` is about
+    the store alone, and `states` about each policy: "ok" if its limits decide, otherwise its fail
+    mode.
 
     A full store is reachable and can deny, but not admit, since that takes a write. After a failed
     reload the previous policies are served: `reload_error` says so, and `ok` stays true."""
@@ -208,6 +225,7 @@ class Readiness:
     store_error: str
     policies: int
     reload_error: str
+    states: Mapping[str, str]
 
 
 async def ask_store(store: Store, now: int) -> None:
@@ -229,17 +247,22 @@ async def trouble_of(store: Store, now: int, writes: bool) -> Exception | None:
 
 
 def readiness(
-    trouble: Exception | None, policies: int, needs_store: bool, reload_error: str
+    trouble: Exception | None,
+    policies: int,
+    decides_without_store: bool,
+    reload_error: str,
+    modes: Mapping[str, str],
 ) -> Readiness:
-    """The readiness of the service, given the error of its store. `needs_store` says that some
-    policy has the fail mode "error"."""
+    """The readiness of the service, given the error of its store. `modes` are the fail modes of
+    policies, and `decides_without_store` says that some policy has another one than "error"."""
     full = trouble is not None and outage_reason(trouble) == "full"
     return Readiness(
-        ok=policies > 0 and (trouble is None or not needs_store),
+        ok=policies > 0 and (trouble is None or decides_without_store),
         store_ok=trouble is None,
         store_reachable=trouble is None or full,
         store_full=full,
         store_error="" if trouble is None else f"{type(trouble).__name__}: {trouble}",
         policies=policies,
         reload_error=reload_error,
+        states=dict.fromkeys(modes, "ok") if trouble is None else modes,
     )

@@ -180,7 +180,8 @@ class MetricsSnapshot:
     maps a server, such as "http" or "grpc", to its histogram. `reloads` counts "ok" and "failed".
     `grpc_codes` maps the name of a status to a count. `stores` maps a kind of store in this process
     to the sum of their statistics. `foreign_clocks` is how often a clock ahead of the deciding one
-    was detected (`core/_clock.py`).
+    was detected (`core/_clock.py`). `degraded` maps a policy that has answered by its fail mode to
+    that mode, and to whether it did so a moment ago.
     """
 
     policies: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -192,6 +193,7 @@ class MetricsSnapshot:
     grpc_codes: dict[str, int] = field(default_factory=dict)
     grpc_shed: int = 0
     foreign_clocks: int = 0
+    degraded: dict[str, tuple[str, bool]] = field(default_factory=dict)
 
 
 class _Stores:
@@ -267,6 +269,7 @@ class Metrics:
         inline_policies: int = 0,
         policies: bool = True,
         stores: Iterable[tuple[str, Store]] = (),
+        degraded: dict[str, tuple[str, bool]] | None = None,
     ) -> MetricsSnapshot:
         return MetricsSnapshot(
             policies={name: tally.as_dict() for name, tally in self._tallies.items()}
@@ -280,6 +283,7 @@ class Metrics:
             grpc_codes=dict(self.grpc.codes),
             grpc_shed=self.grpc.shed,
             foreign_clocks=FOREIGN_CLOCKS.met,
+            degraded=degraded or {},
         )
 
 

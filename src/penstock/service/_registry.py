@@ -14,8 +14,8 @@ from functools import cached_property
 from itertools import islice
 from typing import Any
 
-from ..config import has_fail_mode, names_with
-from ..config._model import PolicyFile
+from ..config import fail_modes, has_fail_mode, names_with
+from ..config._model import FAIL_MODES, PolicyFile
 from ..config._policies import Policies
 from ..core._errors import ConfigInvalidError
 from ..core._store import Store
@@ -59,9 +59,30 @@ class PolicyTable:
             self[name]
 
     @cached_property
-    def needs_store(self) -> bool:
-        """Whether some policy answers with an error while the store is away."""
-        return has_fail_mode(self.file.policies, "error", self._site.fail)
+    def decides_without_store(self) -> bool:
+        """Whether some policy decides while the store is away, by its fail mode."""
+        modes = [mode for mode in FAIL_MODES if mode != "error"]
+        return any(has_fail_mode(self.file.policies, mode, self._site.fail) for mode in modes)
+
+    @property
+    def fail_modes(self) -> Mapping[str, str]:
+        """The fail mode of each policy; of those that have been used if there are very many."""
+        if len(self.file.policies) <= SHOWN:
+            return self._fail_modes
+        return {name: entry.policy.fail for name, entry in self.entries.items()}
+
+    @cached_property
+    def _fail_modes(self) -> Mapping[str, str]:
+        return fail_modes(self.file.policies, self._site.fail)
+
+    def degraded(self) -> dict[str, tuple[str, bool]]:
+        """The fail mode of each policy that has answered by it, and whether it did so a moment
+        ago."""
+        return {
+            name: (entry.policy.fail, entry.guard.is_degraded)
+            for name, entry in self.entries.items()
+            if entry.guard.was_degraded
+        }
 
     def __getitem__(self, name: str) -> Entry:
         try:

@@ -12,11 +12,11 @@ from html.parser import HTMLParser
 
 import pytest
 
-from penstock import StoreUnavailableError, fixed_window
+from penstock import ManualClock, StoreUnavailableError, fixed_window
 from penstock.config import PolicySpec, parse_policies
 from penstock.service.http._answers import CODES
 from penstock.service.http._openapi import openapi
-from tests.service.worlds import FragileStore, policies
+from tests.service.worlds import NOW, FragileStore, policies
 
 from .serving import Client, InProcessServer
 
@@ -46,14 +46,14 @@ def test_it_is_alive_and_ready(client: Client) -> None:
         ("open", "error", True, 503),
         ("error", None, False, 503),
         ("error", "open", False, 200),
-        ("error", "open", True, 503),
+        ("error", "open", True, 200),
     ],
 )
 def test_while_the_store_is_away_readiness_follows_the_fail_modes(
     fail: str, own: str | None, inline: bool, ready: int
 ) -> None:
-    """Ready where every policy decides without it, inline ones included; the strict question is
-    about the store. Alive all the same, and ready again by itself."""
+    """Ready if some policy decides without it; the strict question is about the store. Alive all
+    the same, and ready again by itself."""
     store = FragileStore()
     spec = PolicySpec("api", fixed_window(3, 60_000), fail=own)
     with InProcessServer(store=store, policies=[spec], fail=fail, inline=inline) as server:
@@ -66,8 +66,61 @@ def test_while_the_store_is_away_readiness_follows_the_fail_modes(
         assert client.get("/health").status == 200
         store.error = None
         assert client.get("/ready").status == client.get("/ready?store=1").status == 200
-        for wrong in ("/ready?store=0", "/ready?stores=1", "/health?store=1"):
+        for wrong in (
+            "/ready?verbose=0",
+            "/ready?store=1&",
+            "/ready?store=0",
+            "/ready?stores=1",
+            "/health?store=1",
+        ):
             assert client.get(wrong).status == 400
+        client.close()
+
+
+def test_one_policy_that_answers_with_an_error_leaves_the_service_ready() -> None:
+    """Its state is shown with the states of the others, and in the metrics."""
+    store, clock = FragileStore(), ManualClock(NOW)
+    specs = [
+        PolicySpec("api", fixed_window(3, 60_000)),
+        PolicySpec("strict", fixed_window(3, 60_000), fail="closed"),
+        PolicySpec("honest", fixed_window(3, 60_000), fail="error"),
+        PolicySpec("unused", fixed_window(3, 60_000), fail="error"),
+    ]
+    with InProcessServer(store=store, policies=specs, clock=clock) as server:
+        client = Client(server.port)
+
+        def degraded() -> list[str]:
+            lines = client.get("/metrics").body.decode().splitlines()
+            return [line for line in lines if line.startswith("penstock_policy_degraded{")]
+
+        names = [spec.name for spec in specs]
+        assert client.get("/ready?verbose=1").json["states"] == dict.fromkeys(names, "ok")
+        assert "states" not in client.get("/ready").json
+        assert degraded() == []
+        store.error = StoreUnavailableError("gone")
+        for name in names[:3]:
+            client.post("/v1/check", {"policy": name, "key": "k"})
+        states = {"api": "open", "strict": "closed", "honest": "error", "unused": "error"}
+        for path, status in (("/ready?verbose=1", 200), ("/ready?store=1&verbose=1", 503)):
+            reply = client.get(path)
+            assert (reply.status, reply.json["states"]) == (status, states)
+        assert degraded() == [
+            f'penstock_policy_degraded{{policy="{name}",mode="{states[name]}"}} 1'
+            for name in names[:3]
+        ]
+        store.error = None
+        clock.advance(10_000)
+        assert client.get("/ready?verbose=1").json["states"] == dict.fromkeys(names, "ok")
+        assert [line[-1] for line in degraded()] == ["0", "0", "0"]
+        client.close()
+
+
+def test_the_states_of_policies_are_shown_with_the_token_only() -> None:
+    with InProcessServer(token="secret") as server:
+        client = Client(server.port)
+        assert "states" not in client.get("/ready?verbose=1").json
+        shown = client.get("/ready?verbose=1", Authorization="Bearer secret").json
+        assert shown["states"] == {"default": "ok"}
         client.close()
 
 
@@ -83,7 +136,8 @@ def test_a_full_store_is_told_apart() -> None:
             assert (refused.status, refused.json["code"]) == (503, "store_unavailable")
             assert refused.json["reason"] == reason
         ready = client.get("/ready")
-        assert (ready.status, ready.json["store_reachable"]) == (503, True)
+        assert (ready.status, ready.json["store_reachable"]) == (200, True)
+        assert client.get("/ready?store=1").status == 503
         assert ready.json["store_full"] is True
         lines = client.get("/metrics").body.decode().splitlines()
         assert 'penstock_store_errors_total{policy="honest",reason="away"} 1' in lines

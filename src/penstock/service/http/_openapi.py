@@ -9,6 +9,7 @@ import json
 from functools import cache
 from typing import Any
 
+from ...config._model import FAIL_MODES
 from ...core._strategy import Strategy
 from ...core._validation import MAX_KEY_BYTES, MAX_SAFE, MAX_SPAN_MS
 from .._core import MAX_BATCH
@@ -122,7 +123,15 @@ _SCHEMAS: dict[str, Any] = {
             "policies": _WHOLE,
             "reloaded": {"type": "boolean"},
         },
-        {"store_error": {"type": "string"}, "reload_error": {"type": "string"}},
+        {
+            "store_error": {"type": "string"},
+            "reload_error": {"type": "string"},
+            "states": {
+                "type": "object",
+                "additionalProperties": {"type": "string", "enum": ["ok", *FAIL_MODES]},
+                "description": "Of each policy: `ok`, or the fail mode that decides for now.",
+            },
+        },
     ),
 }
 
@@ -443,7 +452,7 @@ def _pages() -> dict[str, Any]:
         "/health": ("health", "Alive.", {"200": _answer("Alive.", alive)}),
         "/ready": (
             "ready",
-            "Whether every request gets a decision, by its store or else by its fail mode.",
+            "Whether the service can decide requests, by its store or else by fail modes.",
             {"200": _answer("Ready.", ready), "503": _answer("Not ready.", ready)},
         ),
         "/metrics": (
@@ -469,7 +478,13 @@ def _pages() -> dict[str, Any]:
             "in": "query",
             "schema": {"type": "string", "enum": ["1"]},
             "description": "`1` asks whether the store answers, too.",
-        }
+        },
+        {
+            "name": "verbose",
+            "in": "query",
+            "schema": {"type": "string", "enum": ["1"]},
+            "description": "`1` asks for the state of each policy; with the token only.",
+        },
     ]
     return described
 

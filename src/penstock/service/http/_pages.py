@@ -38,6 +38,15 @@ def exposition(
         for name, counts in counted.policies.items()
     }
     lines = [*policy_lines(policies), *_slots(counted.slots), *_stores(counted.stores)]
+    lines += _family(
+        "penstock_policy_degraded",
+        "gauge",
+        "Whether the store failed calls of a policy within the last ten seconds.",
+        (
+            (f'policy="{_escaped(policy)}",mode="{mode}"', int(is_now))
+            for policy, (mode, is_now) in counted.degraded.items()
+        ),
+    )
     lines += _latency(counted.latency)
     lines += _family(
         "penstock_reloads_total",
@@ -139,8 +148,8 @@ _PER_POLICY = (
 )
 
 
-SHARED_GAUGES = ("penstock_slots_limit", "penstock_slots_in_flight")
-"""Gauges of a pool that all workers share, which each reports as of its last look."""
+SHARED_GAUGES = ("penstock_slots_limit", "penstock_slots_in_flight", "penstock_policy_degraded")
+"""Gauges of what all workers share, a pool or a store, which each reports as of its last look."""
 
 _RECLAIMED = "Slots taken back from holders that fell silent."
 
@@ -207,8 +216,8 @@ class Pool(Protocol):
         """The counts of all workers for `/metrics`; those of this one are current."""
 
 
-Told: TypeAlias = tuple[int, bytes, bytes]
-"""The status, and the bodies for strangers and for others."""
+Told: TypeAlias = tuple[int, bytes, bytes, bytes]
+"""The status, and the bodies for strangers, for others, and for others with `verbose=1`."""
 
 
 class Pages:
@@ -251,10 +260,10 @@ class Pages:
     def _health(self, _trusted: bool, _body: bytes) -> Answer:
         return self._answers.document(200, {"status": "alive"})
 
-    async def _readiness(self, trusted: bool, strict: bool) -> bytes:
+    async def _readiness(self, trusted: bool, strict: bool, verbose: bool) -> bytes:
         looked = await self._look()
         status, *bodies = looked[strict]
-        return self._answers.plain(status, bodies[trusted])
+        return self._answers.plain(status, bodies[trusted + verbose if trusted else 0])
 
     async def _looked(self) -> tuple[Told, Told]:
         """The answers of /ready and /ready?store=1."""
@@ -272,14 +281,20 @@ class Pages:
             "reloaded": not ready.reload_error,
         }
         reasons = {"store_error": ready.store_error, "reload_error": ready.reload_error}
-        return 200 if ok else 503, json_bytes(fields), json_bytes({**fields, **reasons})
+        shown = {**fields, **reasons}
+        verbose = json_bytes({**shown, "states": ready.states})
+        return 200 if ok else 503, json_bytes(fields), json_bytes(shown), verbose
 
     def _ready(self, trusted: bool, _body: bytes) -> Answer:
-        return partial(self._readiness, trusted, strict=False)
+        return self.ready("", trusted, _body)
 
-    def ready_with_store(self, trusted: bool, _body: bytes) -> Answer:
-        """`/ready?store=1`: whether the store answers, too."""
-        return partial(self._readiness, trusted, strict=True)
+    def ready(self, query: str, trusted: bool, _body: bytes) -> Answer:
+        """`/ready`, with `store=1`: whether the store answers, too; with `verbose=1`: the state of
+        each policy, for clients with the token."""
+        asked = query.split("&")
+        return partial(
+            self._readiness, trusted, strict="store=1" in asked, verbose="verbose=1" in asked
+        )
 
     def _metrics(self, _trusted: bool, _body: bytes) -> Answer:
         if self._pool is not None or self._service.metrics.policy_count > SHOWN:

@@ -26,7 +26,7 @@ __all__ = ["Route", "Router", "Routes"]
 _MAX_ROUTES = 1_024
 _MAX_HEAD_BYTES = 2_048
 _LEGACY_QUERY = "headers=x"
-_PAGE_QUERIES = {"/ready": "store=1"}
+_READY_QUERIES = ("store=1", "verbose=1", "store=1&verbose=1", "verbose=1&store=1")
 
 
 @dataclass(slots=True)
@@ -216,8 +216,8 @@ class Router:
         page = self._pages.get(head.path)
         if page is not None:
             _require_method(head, "GET", "HEAD")
-            if _require_query(head, _PAGE_QUERIES.get(head.path, "")):
-                page = self._pages.ready_with_store
+            if _require_query(head, *(_READY_QUERIES if head.path == "/ready" else ())):
+                page = partial(self._pages.ready, head.query)
             return partial(page, trusted), self._bounds.body_bytes
         # No page of another site can know the token.
         if self._token is None and is_cross_site(head.headers):
@@ -268,11 +268,11 @@ def _require_method(head: Head, *methods: str) -> None:
         raise ProblemError("method_not_allowed", f"use {allow}", (f"Allow: {allow}",))
 
 
-def _require_query(head: Head, known: str = "") -> bool:
-    """Whether the query is the one that is `known`. Any other is refused: otherwise a misspelt one
-    would be ignored without notice."""
-    if head.query not in ("", known):
-        listed = f"?{known}" if known else "none"
+def _require_query(head: Head, *known: str) -> bool:
+    """Whether there is a query, one of those that are `known`. Any other is refused: otherwise a
+    misspelt one would be ignored without notice."""
+    if head.query not in ("", *known):
+        listed = ", ".join([f"?{each}" for each in known]) or "none"
         raise ProblemError("config_invalid", f"unknown query; known here: {listed}")
     return head.query != ""
 
