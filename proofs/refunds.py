@@ -5,18 +5,19 @@ a claim does.
 
 The strategies are the real ones, `gcra` and `token_bucket`, with small figures. What can happen, at
 any time and in any order: time passes, by half a unit; a request is admitted; units are reserved,
-as long as no more than `open_units` are open; a charge is cancelled, or settled for less.
+as long as no more than `open_units` are open; a charge is cancelled, or settled for less or more.
 
 The claim: of the units charged in any span of s ms, those that were not given back are at most
 
     burst + open_units - 1 + s / T
 
-where `open_units` is at least 1. The bound is reached, so it is the smallest: with one burst open
-at a time, 2 * burst - 1 within an instant. The reason: each unit charged moves the TAT by T, a
-refund moves it back by no more than its units, and the TAT never runs ahead of now by more than the
-burst. So charges less all refunds are at most burst + s / T. But a refund within the span may be of
-a charge from before the span: once for each unit that was open when the span began, and whose
-charge time had not replenished.
+where `open_units` is at least 1, and one burst more where charges are settled for more than they
+reserved: that is how much a key may owe. The bound is reached, so it is the smallest: with one
+burst open at a time, 2 * burst - 1 within an instant. The reason: each unit charged moves the TAT
+by T, a refund moves it back by no more than its units, and the TAT never runs ahead of now by more
+than the burst. So charges less all refunds are at most burst + s / T. But a refund within the span
+may be of a charge from before the span: once for each unit that was open when the span began, and
+whose charge time had not replenished.
 
 Without a limit on refunds, a charge counts as open for as long as its holder likes; that flaw is
 refuted below. With the limit, a charge counts no longer than the burst takes to be replenished,
@@ -50,12 +51,14 @@ class Case:
     kind: str
     burst: int
     open_units: int
+    overdraws: bool = False
     limits_refunds: bool = True
 
     @property
     def bound(self) -> int:
         """The most units within one instant, as claimed."""
-        return self.burst + max(0, self.open_units - 1)
+        owed = self.burst if self.overdraws else 0
+        return self.burst + owed + max(0, self.open_units - 1)
 
     @property
     def strategy(self) -> Strategy:
@@ -94,6 +97,10 @@ CASES: tuple[Case, ...] = (
     Case("gcra", 3, 2),
     Case("gcra", 3, 3),
     Case("token_bucket", 3, 2),
+    Case("gcra", 2, 1, overdraws=True),
+    Case("gcra", 2, 2, overdraws=True),
+    Case("token_bucket", 2, 1, overdraws=True),
+    Case("token_bucket", 2, 2, overdraws=True),
 )
 
 REFUTED = Case("gcra", 2, 1, limits_refunds=False)
@@ -162,6 +169,10 @@ def _successors(case: Case, state: State) -> Iterator[tuple[str, State]]:
         for back in range(1, charge.units + 1):
             said = f"gives back {back} of charge {place + 1}"
             yield said, _cut(case, _settled(case, state, place, back))
+        if case.overdraws:
+            for more in (1, case.burst):
+                said = f"settles charge {place + 1} for {more} more"
+                yield said, _cut(case, _overdrawn(case, state, place, more))
 
 
 def _later(case: Case, state: State) -> State:
@@ -196,6 +207,14 @@ def _refunded(case: Case, kept: Any, cost: int, counted_in: int) -> tuple[Any, i
     counted_at = _NOW + (counted_in if case.limits_refunds else 0)
     outcome = case.strategy.refund(_shifted(case.kind, kept, _NOW), _NOW, cost, counted_at)
     return (_of(case, outcome) if outcome.persist else kept), outcome.result
+
+
+@cache
+def _charged(case: Case, kept: Any, cost: int) -> tuple[Any, int]:
+    """The state after an unconditional charge, and how many units were charged."""
+    state = _shifted(case.kind, kept, _NOW)
+    units = cost - case.strategy.excess(state, _NOW, cost)
+    return _of(case, case.strategy.charge(state, _NOW, cost)), units
 
 
 def _of(case: Case, outcome: Outcome[Any]) -> Any:
@@ -241,6 +260,11 @@ def _settled(case: Case, state: State, place: int, back: int) -> State:
     return _closed(State(kept, state.charges, used), place)
 
 
+def _overdrawn(case: Case, state: State, place: int, more: int) -> State:
+    kept, units = _charged(case, state.kept, more)
+    return _closed(state._replace(kept=kept, used=_more(state, units)), place)
+
+
 def _closed(state: State, place: int) -> State:
     """Without a charge: spans on both sides of it are alike from now on."""
     both = [each for each in state.used[place : place + 2] if each is not None]
@@ -272,8 +296,8 @@ def _cut(case: Case, state: State) -> State:
 def table(results: Sequence[Explored]) -> str:
     """As it stands in proofs/README.md."""
     rows = [
-        "| strategy | burst | open at once | states | transitions | most used |",
-        "|---|--:|--:|--:|--:|--:|",
+        "| strategy | burst | open at once | settled for more | states | transitions | most used |",
+        "|---|--:|--:|---|--:|--:|--:|",
     ]
     for result in results:
         case = result.case
@@ -281,6 +305,7 @@ def table(results: Sequence[Explored]) -> str:
             case.kind,
             str(case.burst),
             str(case.open_units),
+            "yes" if case.overdraws else "no",
             f"{result.states:,}",
             f"{result.steps:,}",
             f"{result.most} of {case.bound}",

@@ -76,6 +76,23 @@ def test_what_was_reserved_is_settled_once(ask: Callable[..., Asked], key: str) 
     assert limiter.on(again, "cancel") is False, "another holder of the id comes too late"
 
 
+def test_a_settlement_reports_what_it_could_not_charge(ask: Callable[..., Asked], key: str) -> None:
+    """By the name of the limit; a key owes at most one whole limit."""
+    limiter = ask("api")
+    charge = limiter.reserve({"user": key, "tokens": 900})
+    assert limiter.on(charge, "settle", {"tokens": 2**53 - 1}) is True
+    assert charge.uncharged == {"tokens": 2**53 - 1 - 2_000}
+
+
+def test_a_settlement_of_one_limit_reports_what_it_could_not_charge(
+    ask: Callable[..., Asked], key: str
+) -> None:
+    limiter = ask("one")
+    charge = limiter.reserve(key)
+    assert limiter.on(charge, "settle", 10) is True
+    assert charge.uncharged == {"": 6}
+
+
 def test_a_cancelled_charge_gives_everything_back(ask: Callable[..., Asked], key: str) -> None:
     limiter = ask("one")
     charge = limiter.reserve(key, 2)

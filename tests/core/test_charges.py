@@ -67,6 +67,30 @@ def test_what_was_too_much_comes_back(strategy: Any, clock: ManualClock, store: 
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
+def test_a_settlement_reports_what_it_could_not_charge(
+    strategy: Any, clock: ManualClock, store: Store
+) -> None:
+    """A key owes at most one whole limit, so that no number locks it for long."""
+    limiter = rate_limit(strategy, store=store, clock=clock)
+    charge = limiter.reserve("k", 2)
+    assert not charge.uncharged
+    assert charge.settle(2**53 - 1)
+    # A log counts no more than the limit at one instant.
+    charged = 12 if strategy.name == "sliding_window_log" else 20
+    assert charge.uncharged == {"": 2**53 - 1 - charged}
+    assert not charge.settle(5)
+    clock.advance(3_200)
+    assert limiter.check("k", 10)
+
+
+def test_a_settlement_of_several_limits_reports_by_name(clock: ManualClock, store: Store) -> None:
+    limits = Limits({"calls": fixed_window(5, 1_000), "tokens": gcra(10, 1_000)}, store=store)
+    charge = limits.reserve({"calls": "k", "tokens": "k"})
+    charge.settle({"tokens": 1_000})
+    assert charge.uncharged == {"tokens": 980}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
 def test_what_was_too_little_is_taken_whatever_is_left(
     strategy: Any, clock: ManualClock, store: Store
 ) -> None:

@@ -25,7 +25,7 @@ from ..core._errors import PenstockError
 from ..core._renewing import DueTask, DueThread
 from ..core._validation import reject, require_int, shown
 from ..core._verdict import Verdict
-from ._questions import ServiceCall, flag
+from ._questions import ServiceCall, flag, settlement_of
 
 if TYPE_CHECKING:
     from ._limiter import ServiceLimiter
@@ -109,7 +109,7 @@ class ServiceCharge(Settling):
     def settle(self, actual: int | Mapping[str, int]) -> bool:
         """Replace the reserved cost by the actual one: a number for every limit, or a mapping by
         name, in which limits that are left out keep what was reserved. True if this call settled
-        it."""
+        it. `uncharged` says what was too much to be charged."""
         question = self._settlement(actual)
         return self._is_mine() and self._end(question)
 
@@ -193,8 +193,15 @@ class ServiceCharge(Settling):
         if isinstance(actual, Mapping):
             for name, units in actual.items():
                 require_int(f"the actual cost of {shown(name)}", units, 0)
-            return self._named("settle", actual=dict(actual))
-        return self._named("settle", actual=require_int("actual", actual, 0))
+            told: int | dict[str, int] = dict(actual)
+        else:
+            told = require_int("actual", actual, 0)
+        return ServiceCall("settle", {"charge_id": self.id, "actual": told}, self._settled)
+
+    def _settled(self, answer: Any) -> bool:
+        settlement = settlement_of(answer)
+        self.uncharged = settlement.uncharged
+        return settlement.settled
 
     def _end(self, question: ServiceCall) -> bool:
         self._is_ending = True

@@ -136,6 +136,8 @@ def _told(message: Any) -> dict[str, Any]:
         limits = told["limits"]
         told["limits"] = {each["name"]: each["decision"] for each in limits}
         told["shadows"] = [each["name"] for each in limits if each["shadow"]]
+    if "uncharged" in told:
+        told["uncharged"] = {each["limit"]: each["units"] for each in told["uncharged"]}
     return told
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from ..core._charges import Settlement
 from ..core._decision import Decision, DegradedDecision, DegradedForecast, Forecast
 from ..core._validation import MAX_SAFE, reject, shown
 from ..core._verdict import Verdict
@@ -196,6 +197,12 @@ def flag(answer: Answer) -> bool:
     (name,) = answer
     done: bool = _field(answer, name, bool)
     return done
+
+
+def settlement_of(answer: Answer) -> Settlement:
+    uncharged = _field(answer, "uncharged", dict) if "uncharged" in answer else {}
+    units = {name: whole_field(uncharged, name) for name in uncharged}
+    return Settlement(_field(answer, "settled", bool), units)
 
 
 def itself(decision: Decision) -> Decision:

@@ -22,9 +22,10 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from ._decision import Decision
+from ._decision import Charged, Decision
 from ._errors import PenstockError
 from ._owned import Owned
 from ._steps import PoolRenewals, Step
@@ -37,7 +38,7 @@ from ._verdict import DecisionFields, Verdict
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["MARGIN", "Charge", "Part", "Settling", "give_up", "is_cancellation"]
+__all__ = ["MARGIN", "Charge", "Part", "Settlement", "Settling", "give_up", "is_cancellation"]
 
 
 S = TypeVar("S", bound="Settling")
@@ -56,6 +57,14 @@ class Part(NamedTuple):
     shadow: bool = False
 
 
+class Settlement(NamedTuple):
+    """What became of a settlement: whether this call settled the charge, and the units that were
+    used and not charged, by the name of the limit."""
+
+    settled: bool
+    uncharged: Mapping[str, int] = MappingProxyType({})
+
+
 class Settling(DecisionFields, Owned):
     """The base of charges in this process and in a service. At the end of a `with` block it is
     settled as reserved, or cancelled if the block raised. A child that was forked within the block
@@ -66,6 +75,10 @@ class Settling(DecisionFields, Owned):
     verdict: Verdict | None
     charged_at: int
     starts_at: int
+    uncharged: Mapping[str, int] = MappingProxyType({})
+    """After `settle`: the units that were used beyond what was reserved and were not charged, by
+    the name of the limit (empty for a limit on its own), because the key would owe more than one
+    whole limit. Empty if everything was charged."""
 
     @property
     def degraded(self) -> str | None:
@@ -327,12 +340,13 @@ class Charge(Settling):
     def settle(self, actual: int | Mapping[str, int]) -> bool:
         """Replace the reserved cost by the actual one: a number for every limit that was charged,
         or a mapping by name, in which limits that are left out keep what was reserved. True if this
-        call settled it, False if it was settled or cancelled before."""
+        call settled it, False if it was settled or cancelled before. `uncharged` says what was too
+        much to be charged."""
         steps = self.settlement(actual)
         if not self._take():
             return False
         if steps:
-            self._apply(steps)
+            self.uncharged = self.uncharged_by(steps, self._apply(steps))
         return True
 
     async def asettle(self, actual: int | Mapping[str, int]) -> bool:
@@ -341,8 +355,15 @@ class Charge(Settling):
         if not self._take():
             return False
         if steps:
-            await self._aapply(steps)
+            self.uncharged = self.uncharged_by(steps, await self._aapply(steps))
         return True
+
+    def uncharged_by(self, steps: Sequence[Step], results: Sequence[Any]) -> Mapping[str, int]:
+        """What the steps of a settlement left out, by their results."""
+        names = {part.key: part.name for part in self._asked}
+        pairs = zip(steps, results, strict=True)
+        charged = [(names[step.key], told) for step, told in pairs if type(told) is Charged]
+        return {name: told.excess for name, told in charged if told.excess}
 
     def cancel(self) -> bool:
         """Refund everything. True if this call cancelled it, False if it was settled, cancelled or
@@ -359,24 +380,22 @@ class Charge(Settling):
         await self._aapply(self.refunds())
         return True
 
-    def _apply(self, steps: Sequence[Step]) -> None:
+    def _apply(self, steps: Sequence[Step]) -> Sequence[Any]:
         try:
             if len(steps) == 1:
                 key, transform, units, _ = steps[0]
-                self._store.apply(key, transform, self._now(), units)
-            else:
-                self._store.apply_all(steps, self._now())
+                return (self._store.apply(key, transform, self._now(), units),)
+            return self._store.apply_all(steps, self._now())
         finally:
             if self.on_change is not None:
                 self.on_change()
 
-    async def _aapply(self, steps: Sequence[Step]) -> None:
+    async def _aapply(self, steps: Sequence[Step]) -> Sequence[Any]:
         try:
             if len(steps) == 1:
                 key, transform, units, _ = steps[0]
-                await self._store.aapply(key, transform, self._now(), units)
-            else:
-                await self._store.aapply_all(steps, self._now())
+                return (await self._store.aapply(key, transform, self._now(), units),)
+            return await self._store.aapply_all(steps, self._now())
         except BaseException as error:
             if is_cancellation(error):
                 # The store may not have been asked yet. To give back a slot twice does no harm.

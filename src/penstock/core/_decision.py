@@ -18,6 +18,7 @@ from ._validation import MAX_SAFE
 __all__ = [
     "NEUTRAL",
     "Booking",
+    "Charged",
     "Decision",
     "DegradedDecision",
     "DegradedForecast",
@@ -206,6 +207,14 @@ class Outcome(Generic[R_co]):
             f"Outcome(state={self.state!r}, result={self.result!r}, "
             f"ttl_ms={self.ttl_ms}, persist={self.persist})"
         )
+
+
+class Charged(NamedTuple):
+    """The result of charging what has been used: `excess` units of it were left out, because the
+    key would owe more than one whole limit."""
+
+    decision: Decision
+    excess: int
 
 
 class Booking(NamedTuple):

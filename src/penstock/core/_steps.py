@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from ._decision import Decision, Outcome
+from ._decision import Charged, Decision, Outcome
 from ._errors import PenstockError
 from ._strategy import Strategy
 from ._transform import READING, Transform, looking, renewing, telling, trying
@@ -153,6 +153,7 @@ class _Charged:
     """The result of the step."""
 
     def __init__(self, step: Step, now: int) -> None:
+        self._step = step
         self._transform = step.transform
         self._at = now
         self._found: Any = None
@@ -166,26 +167,29 @@ class _Charged:
 
     def reversed(self) -> Step:
         """The step that takes it back."""
-        refund = reversal(self._transform, self.answer, self._at)
+        refund = reversal(self._step, self.answer, self._at)
         assert refund is not None
         found, left = self._found, self._left
 
         def run(state: Any, now: int, cost: int) -> Outcome[int]:
             if left is not None and found is not None and state == left.state:
                 return Outcome(found, cost, left.ttl_ms, True)
-            return refund.run(state, now, cost)
+            return refund.transform.run(state, now, cost)
 
-        return Step(self.step.key, _running(refund, run), self.step.cost)
+        return refund._replace(transform=_running(refund.transform, run))
 
 
-def reversal(transform: Transform[Any], answer: Any, charged_at: int) -> Transform[int] | None:
-    """The transform that takes back one that was answered like this; None if it takes nothing."""
+def reversal(step: Step, answer: Any, charged_at: int) -> Step | None:
+    """The step that takes back one that was answered like this; None if it takes nothing."""
+    transform, cost = step.transform, step.cost
     if transform.reverse is None:
         return None
     decision = transform.decision_in(answer)
     if decision is not None and transform.strategy is not None:
         charged_at = transform.strategy.counted_at(decision, charged_at)
-    return transform.reverse(charged_at)
+    if type(answer) is Charged:
+        cost -= answer.excess
+    return Step(step.key, transform.reverse(charged_at), cost)
 
 
 def _running(transform: Transform[Any], run: Callable[..., Outcome[Any]]) -> Transform[Any]:

@@ -302,8 +302,14 @@ class Strategy(ABC):
 
     def charge(self, state: Any, now: int, cost: int) -> Outcome[Decision]:
         """Charge `cost` units that have been used, even if fewer are left. The debt is paid off
-        before anything is admitted again."""
+        before anything is admitted again. It is at most one whole limit: `excess` units of the cost
+        are not charged."""
         raise self._lacks("charge", "(state, now, cost)")
+
+    def excess(self, state: Any, now: int, cost: int) -> int:
+        """How many of `cost` units `charge` leaves out, because the key would owe more than one
+        whole limit. Without such a bound, one wrong number would lock a key forever. Optional."""
+        return 0
 
     def book(self, state: Any, now: int, cost: int, max_wait_ms: int) -> Outcome[Booking]:
         """Take `cost` units that become available within `max_wait_ms`."""

@@ -17,7 +17,7 @@ from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ._accelerator import LuaAccelerator
-from ._decision import Booking, Decision, Forecast, Outcome
+from ._decision import Booking, Charged, Decision, Forecast, Outcome
 from ._strategy import Strategy
 
 __all__ = [
@@ -178,12 +178,21 @@ def refunding(strategy: Strategy, charged_at: int) -> Transform[int]:
     return transform
 
 
-def charging(strategy: Strategy) -> Transform[Decision]:
+def charging(strategy: Strategy) -> Transform[Charged]:
     """The transform that charges what has been used, even if less is left."""
-    transform = Transform(strategy, "charge", strategy.charge, _denying(strategy))
+
+    def run(state: Any, now: int, cost: int) -> Outcome[Charged]:
+        outcome = strategy.charge(state, now, cost)
+        charged = Charged(outcome.result, strategy.excess(state, now, cost))
+        return Outcome(outcome.state, charged, outcome.ttl_ms, outcome.persist)
+
+    def refuse(now: int, retry_after_ms: int) -> Charged:
+        return Charged(_denial(strategy, now, retry_after_ms), 0)
+
+    transform = Transform(strategy, "charge", run, refuse)
     transform.reverse = lambda charged_at: refunding(strategy, charged_at)
     if strategy.restricts:
-        transform.decision_in = _itself
+        transform.decision_in = attrgetter("decision")
     return transform
 
 

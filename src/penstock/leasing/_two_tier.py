@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import count
-from typing import Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from .._queueing.tasks import TaskPlace
 from .._rate_limit import rate_limit
@@ -537,13 +537,15 @@ class _CreditCharge(Charge):
         self._receipt = receipt
         self.on_change = partial(limiter.refunded, key)
 
-    def _apply(self, steps: Sequence[Step]) -> None:
-        if rest := self._returned(steps):
-            super()._apply(rest)
+    # Of one limit, so of one step: either refunded here, or charged to the store.
 
-    async def _aapply(self, steps: Sequence[Step]) -> None:
-        if rest := self._returned(steps):
-            await super()._aapply(rest)
+    def _apply(self, steps: Sequence[Step]) -> Sequence[Any]:
+        rest = self._returned(steps)
+        return super()._apply(rest) if rest else (0,)
+
+    async def _aapply(self, steps: Sequence[Step]) -> Sequence[Any]:
+        rest = self._returned(steps)
+        return await super()._aapply(rest) if rest else (0,)
 
     def _returned(self, steps: Sequence[Step]) -> list[Step]:
         """Give refunds back to the node. Returns the steps for the store."""

@@ -30,7 +30,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from ..core._charges import Charge, Part
+from ..core._charges import Charge, Part, Settlement
 from ..core._clock import Clock
 from ..core._decision import Decision
 from ..core._errors import QueueFullError
@@ -245,23 +245,25 @@ class Charges:
         terms: ChargeTerms,
         parts: Sequence[Part],
         actual: int | Mapping[str, int] | None,
-    ) -> bool:
-        """Replace the reserved cost by the actual one, or refund all of it for None. True if this
-        call settled it, False if there is nothing to settle."""
+    ) -> Settlement:
+        """Replace the reserved cost by the actual one, or refund all of it for None. Not settled if
+        there is nothing to settle."""
         record = await self._find(sealed, terms)
         if record is None:
-            return False
+            return Settlement(False)
         charge = self._charge(terms, parts, record.at)
         steps = charge.refunds() if actual is None else charge.settlement(actual)
         # Whether the record is still there is decided in the step that removes it.
         closed = closing(self._record(terms), self._counts(terms), record.at)
         if self._records is self._store:
-            told = await self._store.aapply_all([*closed, *steps], self._now())
-            return bool(told[0])
-        told = await self._records.aapply_all(closed, self._now())
-        if told[0] and steps:
-            await self._store.aapply_all(steps, self._now())
-        return bool(told[0])
+            first, *told = await self._store.aapply_all([*closed, *steps], self._now())
+            told = told[len(closed) - 1 :]
+        else:
+            first, *told = await self._records.aapply_all(closed, self._now())
+            told = await self._store.aapply_all(steps, self._now()) if first and steps else []
+        if not first:
+            return Settlement(False)
+        return Settlement(True, charge.uncharged_by(steps, told))
 
     async def renew(self, sealed: SealedId, terms: ChargeTerms, parts: Sequence[Part]) -> bool:
         """Hold its slots for another ttl. False if they have expired or were given back."""
@@ -441,6 +443,10 @@ class Charging:
         """Replace the reserved cost by the actual one. True if this call settled it, False if there
         is nothing to settle: the charge was settled before, here or elsewhere, it was made too long
         ago, or never. An outage is raised, whatever the fail mode."""
+        return (await self.settlement(charge_id, actual)).settled
+
+    async def settlement(self, charge_id: str, actual: int | Mapping[str, int]) -> Settlement:
+        """The same, with what could not be charged."""
         used = actual.values() if isinstance(actual, Mapping) else [actual]
         for units in used:
             require_int("actual", units, 0)
@@ -448,7 +454,7 @@ class Charging:
 
     async def cancel(self, charge_id: str) -> bool:
         """Refund everything that was reserved. True if this call cancelled it."""
-        return await self._settle(charge_id, None)
+        return (await self._settle(charge_id, None)).settled
 
     async def renew(self, charge_id: str) -> bool:
         """Hold the slots of a charge for another ttl. False if they have expired."""
@@ -459,10 +465,10 @@ class Charging:
         entry = self._table[terms.policy]
         return await self._charges(entry).renew(sealed, *_matched(entry, terms))
 
-    async def _settle(self, charge_id: str, actual: int | Mapping[str, int] | None) -> bool:
+    async def _settle(self, charge_id: str, actual: int | Mapping[str, int] | None) -> Settlement:
         # A denied caller has an empty id, and so has one that a fail mode admitted.
         if charge_id == "":
-            return False
+            return Settlement(False)
         sealed = SealedId.of(charge_id)
         terms = read_charge_id(sealed.text)
         entry = self._table[terms.policy]

@@ -137,9 +137,13 @@ class CalendarQuota(Strategy):
 
     def charge(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
         start, end, count = self._period(state, now)
-        count = min(count + cost, MAX_SAFE)
+        count += cost - self.excess(state, now, cost)
         decision = Decision(True, self.limit, max(0, self.limit - count), end, 0)
         return Outcome((start, end, count), decision, end - now, True)
+
+    def excess(self, state: State | None, now: int, cost: int) -> int:
+        _, _, count = self._period(state, now)
+        return max(0, cost - max(0, min(2 * self.limit, MAX_SAFE) - count))
 
     def pause(self, state: State | None, now: int, until_ms: int) -> Outcome[None]:
         start, end, count = self._period(state, now)

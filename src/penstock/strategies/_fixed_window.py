@@ -140,10 +140,14 @@ class FixedWindow(Strategy):
 
     def charge(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
         start, count = self._window(state, now)
-        count = min(count + cost, MAX_SAFE)
+        count += cost - self.excess(state, now, cost)
         reset_at = start + self.window_ms
         decision = Decision(True, self.limit, max(0, self.limit - count), reset_at, 0)
         return Outcome((start, count), decision, reset_at - now, True)
+
+    def excess(self, state: State | None, now: int, cost: int) -> int:
+        _, count = self._window(state, now)
+        return max(0, cost - max(0, min(2 * self.limit, MAX_SAFE) - count))
 
     def pause(self, state: State | None, now: int, until_ms: int) -> Outcome[None]:
         start, count = self._window(state, now)

@@ -194,8 +194,14 @@ class Gcra(Strategy):
         return full_before(decision.reset_at, self.tolerance_ms, charged_at)
 
     def charge(self, state: float | None, now: int, cost: int) -> Outcome[Decision]:
+        units = cost - self.excess(state, now, cost)
         tat = now + 0.0 if state is None or state < now else state
-        return self._taken(min(tat + self.interval_ms * cost, MAX_STORED_MS + 0.0), now)
+        return self._taken(tat + self.interval_ms * units, now)
+
+    def excess(self, state: float | None, now: int, cost: int) -> int:
+        # The burst is spent, and as much again is owed.
+        ahead = 0.0 if state is None or state < now else state - now
+        return max(0, cost - max(0, floor((2 * self.tolerance_ms - ahead) / self.interval_ms)))
 
     def book(self, state: float | None, now: int, cost: int, max_wait_ms: int) -> Outcome[Booking]:
         tat = now + 0.0 if state is None or state < now else state

@@ -158,12 +158,18 @@ class SlidingWindow(Strategy):
 
     def charge(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
         tick, kept, full, oldest, weight = self._view(state, now)
-        projected = full + oldest * weight + cost
+        units = cost - self.excess(state, now, cost)
+        projected = full + oldest * weight + units
         remaining = max(0, floor(self.limit - projected))
         reset_at = ceil((tick + 1) * self.tick_ms + self.window_ms)
         decision = Decision(True, self.limit, remaining, reset_at, 0)
-        units = min(cost, self.most_in_tick - dict(kept).get(tick, 0))
         return Outcome(_added(kept, tick, units), decision, self._expiry(tick) - now, True)
+
+    def excess(self, state: State | None, now: int, cost: int) -> int:
+        tick, kept, full, oldest, weight = self._view(state, now)
+        free = floor(2 * self.limit - (full + oldest * weight))
+        in_tick = self.most_in_tick - dict(kept).get(tick, 0)
+        return max(0, cost - max(0, min(free, in_tick)))
 
     def pause(self, state: State | None, now: int, until_ms: int) -> Outcome[None]:
         tick, kept, _, _, _ = self._view(state, now)

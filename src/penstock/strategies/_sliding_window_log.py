@@ -118,13 +118,19 @@ class SlidingWindowLog(Strategy):
 
     def charge(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
         log, count = self._live(state, now)
-        # More than the limit at one instant denies no more than that: it leaves all at once.
-        cost = min(cost, self.limit)
-        remaining = max(0, self.limit - count - cost)
+        units = cost - self.excess(state, now, cost)
+        remaining = max(0, self.limit - count - units)
         oldest = log[0][0] if log else now
         decision = Decision(True, self.limit, remaining, oldest + self.window_ms, 0)
-        log = _added(log, now, cost)
+        if not units:
+            return Outcome(state, decision, 0, False)
+        log = _added(log, now, units)
         return Outcome(log, decision, log[-1][0] - now + self.window_ms, True)
+
+    def excess(self, state: State | None, now: int, cost: int) -> int:
+        _, count = self._live(state, now)
+        # More than the limit at one instant denies no more than that: it leaves all at once.
+        return max(0, cost - max(0, min(self.limit, 2 * self.limit - count)))
 
     def pause(self, state: State | None, now: int, until_ms: int) -> Outcome[None]:
         log, _ = self._live(state, now)

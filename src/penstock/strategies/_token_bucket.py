@@ -191,8 +191,13 @@ class TokenBucket(Strategy):
         return full_before(decision.reset_at, self.full_in_ms, charged_at)
 
     def charge(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
+        units = cost - self.excess(state, now, cost)
         tokens, at = self._level(state, now)
-        return self._taken(max(_sum_rounded_down(tokens, -cost), self.lowest), at, now)
+        return self._taken(_sum_rounded_down(tokens, -units), at, now)
+
+    def excess(self, state: State | None, now: int, cost: int) -> int:
+        tokens, _ = self._level(state, now)
+        return max(0, cost - max(0, floor(tokens + self.capacity)))
 
     def book(self, state: State | None, now: int, cost: int, max_wait_ms: int) -> Outcome[Booking]:
         tokens, at = self._level(state, now)

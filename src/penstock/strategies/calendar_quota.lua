@@ -72,9 +72,10 @@ end
 
 local function charge(p, stored, now, cost)
   local start, finish, count = periodAt(p, stored, now)
-  count = math.min(count + cost, MAX_SAFE)
+  local units = math.min(cost, math.max(0, math.min(2 * p.limit, MAX_SAFE) - count))
+  count = count + units
   local state = {start = start, finish = finish, count = count}
-  return 1, p.limit, math.max(0, p.limit - count), finish, 0, state, finish - now
+  return 1, p.limit, math.max(0, p.limit - count), finish, cost - units, state, finish - now
 end
 
 local function pause(p, stored, now, untilMs)

@@ -64,10 +64,11 @@ end
 
 local function charge(p, stored, now, cost)
   local start, count = windowAt(p, stored, now)
-  count = math.min(count + cost, MAX_SAFE)
+  local units = math.min(cost, math.max(0, math.min(2 * p.limit, MAX_SAFE) - count))
+  count = count + units
   local resetAt = start + p.windowMs
   local state = {start = start, count = count}
-  return 1, p.limit, math.max(0, p.limit - count), resetAt, 0, state, resetAt - now
+  return 1, p.limit, math.max(0, p.limit - count), resetAt, cost - units, state, resetAt - now
 end
 
 local function pause(p, stored, now, untilMs)

@@ -64,7 +64,10 @@ end
 
 local function charge(p, stored, now, cost)
   local interval = intervalOf(p)
-  return take(p, math.min(math.max(stored or now, now) + interval * cost, MAX_STORED_MS), now, 0)
+  local tat = math.max(stored or now, now)
+  local room = math.max(0, math.floor((2 * (interval * p.burst) - (tat - now)) / interval))
+  local units = math.min(cost, room)
+  return take(p, tat + interval * units, now, cost - units)
 end
 
 local function book(p, stored, now, cost, maxWaitMs)

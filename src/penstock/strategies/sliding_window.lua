@@ -123,12 +123,13 @@ end
 local function charge(p, stored, now, cost)
   local limit, w = p.limit, p.windowMs / p.buckets
   local tick, counts = tickAt(p, stored, now)
-  local projected = estimateAt(p, counts, tick, now) + cost
-  local most = math.max(limit, math.floor(MAX_SAFE / (p.buckets + 1)))
-  local state = add(stored, counts, tick, math.min(cost, most - (counts[tick] or 0)))
-  local remaining = math.max(0, math.floor(limit - projected))
+  local estimate = estimateAt(p, counts, tick, now)
+  local most = math.max(limit, math.floor(MAX_SAFE / (p.buckets + 1))) - (counts[tick] or 0)
+  local units = math.min(cost, math.max(0, math.min(math.floor(2 * limit - estimate), most)))
+  local state = add(stored, counts, tick, units)
+  local remaining = math.max(0, math.floor(limit - (estimate + units)))
   local resetAt = math.ceil((tick + 1) * w + p.windowMs)
-  return 1, limit, remaining, resetAt, 0, state, ttlOf(p, tick, now)
+  return 1, limit, remaining, resetAt, cost - units, state, ttlOf(p, tick, now)
 end
 
 local function pause(p, stored, now, untilMs)

@@ -193,9 +193,12 @@ local function refund(p, log, now, cost, chargedAt)
 end
 
 local function charge(p, log, now, cost)
-  local units, count = math.min(cost, p.limit), log.count
+  local limit, count = p.limit, log.count
+  local units = math.min(cost, math.max(0, math.min(limit, 2 * limit - count)))
+  local remaining = math.max(0, limit - count - units)
   local resetAt = math.ceil((log.oldest or now) + p.windowMs)
-  return 1, p.limit, math.max(0, p.limit - count - units), resetAt, 0, add(p, log, now, units)
+  if units == 0 then return 1, limit, remaining, resetAt, cost end
+  return 1, limit, remaining, resetAt, cost - units, add(p, log, now, units)
 end
 
 local function pause(p, log, now, untilMs)

@@ -91,7 +91,8 @@ end
 
 local function charge(p, stored, now, cost)
   local tokens, at = level(p, stored, now)
-  return take(p, math.max(sum(tokens, -cost), lowest(p)), at, now, 0)
+  local units = math.min(cost, math.max(0, math.floor(tokens + p.capacity)))
+  return take(p, sum(tokens, -units), at, now, cost - units)
 end
 
 local function book(p, stored, now, cost, maxWaitMs)

@@ -117,7 +117,7 @@ def test_a_caller_whose_clock_is_far_off_looks_a_second_time(
             elif operation == "all":
                 decision = store.apply_all([Step(key, check), Step(key, check, 0)], 0)[0]
             else:
-                decision = store.apply(key, charging(strategy), 0, 1)
+                decision = store.apply(key, charging(strategy), 0, 1).decision
             steps += 1
             assert decision.reset_at in (end, end + HOUR)
             if decision.reset_at == end:
@@ -159,7 +159,7 @@ def test_by_the_servers_clock_operations_leave_what_the_oracle_says(
     assert [d.allowed for d in store.apply_all(both, 0)] == [False, False]
     assert store.apply(f"{tag}:q", refunding(quota, now), 0, 3) == 3
     assert store.apply(f"{tag}:q", refunding(quota, now - 400 * DAY), 0, 3) == 0
-    assert store.apply(f"{tag}:q", charging(quota), 0, 40).remaining == 0
+    assert store.apply(f"{tag}:q", charging(quota), 0, 40).decision.remaining == 0
     assert store.apply(f"{tag}:q", checking(quota), 0, 1).reset_at == end
     store.reset(f"{tag}:q")
     store.apply(f"{tag}:q", pausing(quota, end + HOUR), 0, 1)

@@ -170,8 +170,9 @@ class GrpcAnswers:
         actual: int | dict[str, int] = request.actual
         if request.by_limit or request.as_reserved:
             actual = _by_limit(request.by_limit)
-        settled = await self._service.settle(request.charge_id, actual)
-        return pb.SettleResponse(settled=settled)
+        settled = await self._service.settlement(request.charge_id, actual)
+        uncharged = [pb.LimitUnits(limit=name, units=n) for name, n in settled.uncharged.items()]
+        return pb.SettleResponse(settled=settled.settled, uncharged=uncharged)
 
     async def cancel(self, request: pb.CancelRequest) -> pb.CancelResponse:
         return pb.CancelResponse(cancelled=await self._service.cancel(request.charge_id))

@@ -20,6 +20,7 @@ from ...adapters._headers import (
     seconds_until_more,
 )
 from ...core import native
+from ...core._charges import Settlement
 from ...core._decision import NEUTRAL, Decision
 from ...core._verdict import Verdict
 from .._core import Reservation, Service
@@ -124,8 +125,8 @@ class ChargeCalls:
             raise ProblemError(
                 "config_invalid", "actual must be an integer, or an object of integers by limit"
             )
-        asked = partial(self._service.settle, fields["charge_id"], actual)
-        return self._flag("settled", asked)
+        asked = partial(self._service.settlement, fields["charge_id"], actual)
+        return partial(_later, asked, self._settled)
 
     def v1_cancel(self, _legacy: bool, body: bytes) -> Answer:
         fields = decode(body)
@@ -146,6 +147,12 @@ class ChargeCalls:
         fields = decode(body)
         require_fields(fields, _NAMED, _LIMITS)
         return self._done(partial(self._service.reset, **_checked(fields)))
+
+    def _settled(self, settlement: Settlement) -> bytes:
+        told: dict[str, Any] = {"settled": settlement.settled}
+        if settlement.uncharged:
+            told["uncharged"] = dict(settlement.uncharged)
+        return self._answers.document(200, told)
 
     def _flag(self, name: str, asked: Any) -> Answer:
         return partial(_later, asked, lambda done: self._answers.document(200, {name: done}))

@@ -309,7 +309,17 @@ _CALLS: dict[str, tuple[str, Any, Any]] = {
                 },
             }
         ),
-        _object({"settled": {"type": "boolean", "description": "Whether this call did it."}}),
+        _object(
+            {"settled": {"type": "boolean", "description": "Whether this call did it."}},
+            {
+                "uncharged": {
+                    "type": "object",
+                    "additionalProperties": _WHOLE,
+                    "description": "What was used and not charged, by limit, since a key owes at "
+                    "most one whole limit; absent if everything was charged.",
+                }
+            },
+        ),
     ),
     "cancel": (
         "Give back what was reserved. Idempotent.",

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ...core._accelerator import LuaAccelerator, in_json, in_words
 from ...core._clock import FOREIGN_CLOCKS
-from ...core._decision import Booking, Decision
+from ...core._decision import Booking, Charged, Decision
 from ...core._errors import TooLargeError, UnsupportedError
 from ...core._lua import REPLY, LuaScript
 from ...core._lua_all import StepKind, script_of_all
@@ -377,6 +377,12 @@ def _booking(
     return Booking(Decision(allowed == 1, limit, remaining, reset_at, retry), delay_ms)
 
 
+def _charged(
+    _now: int, allowed: int, limit: int, remaining: int, reset_at: int, excess: int
+) -> Charged:
+    return Charged(Decision(allowed == 1, limit, remaining, reset_at, 0), excess)
+
+
 def decision_of(reply: Any) -> Decision:
     """The five integers of a check, if they can be those of a decision."""
     allowed, limit, remaining, reset_at, retry_after_ms = reply
@@ -397,6 +403,7 @@ _READERS: Mapping[str, Callable[..., Any]] = {
     "pause": _nothing,
     "renew": _renewals,
     "book": _booking,
+    "charge": _charged,
 }
 
 

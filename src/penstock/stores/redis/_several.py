@@ -112,9 +112,9 @@ def _tried(step: Step) -> Step | None:
 def _give_back(router: RedisRouter, charged: list[tuple[Step, Any, int]], now: int) -> RedisFlow:
     while charged:
         step, answer, at = charged.pop()
-        refund = reversal(step.transform, answer, at)
-        if refund is not None:
-            yield from _group(router, [Step(step.key, refund, step.cost)], now, others=True)
+        refund = reversal(step, answer, at)
+        if refund is not None and refund.cost:
+            yield from _group(router, [refund], now, others=True)
 
 
 def _in_one_slot(

@@ -178,7 +178,8 @@ class SettleRequest(Message):
 
 class SettleResponse(Message):
     settled: bool
-    def __init__(self, *, settled: bool | None = ...) -> None: ...
+    uncharged: RepeatedCompositeFieldContainer[LimitUnits]
+    def __init__(self, *, settled: bool | None = ..., uncharged: Iterable[LimitUnits] = ...) -> None: ...
 
 class CancelRequest(Message):
     charge_id: str
