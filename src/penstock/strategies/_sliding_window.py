@@ -26,6 +26,7 @@ from ..core._strategy import Parameter, Strategy
 from ..core._validation import MAX_INSTANT_MS, MAX_SAFE, reject, stored_runs
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import timedelta
 
 
@@ -214,23 +215,12 @@ class SlidingWindow(Strategy):
         spendable = self._fits(state, now, cost)
         if self._is_clear(kept, now):
             return Forecast(spendable, now, now)
-        full_at = max(self._expiry(kept[-1][0]), now + 1)
-        # The last tick may have no weight left a moment before it drops out.
-        while full_at > now + 1 and self._is_clear(kept, full_at - 1):
-            full_at -= 1
-        return Forecast(spendable, self._more_at(kept, now, full_at), full_at)
-
-    def _more_at(self, state: State, now: int, full_at: int) -> int:
-        """The first instant at which one more unit is free: it only grows, so search by halves."""
-        units = self._fits(state, now, 1)
-        low, high = now + 1, full_at
-        while low < high:
-            middle = (low + high) // 2
-            if self._fits(state, middle, 1) > units:
-                high = middle
-            else:
-                low = middle + 1
-        return low
+        # The newest tick may be empty, and the last one may lose its weight before it drops out.
+        expiry = max(self._expiry(kept[-1][0]), now + 1)
+        full_at = _first(now + 1, expiry, lambda at: self._is_clear(kept, at))
+        units = self._fits(kept, now, 1)
+        more_at = _first(now + 1, full_at, lambda at: self._fits(kept, at, 1) > units)
+        return Forecast(spendable, more_at, full_at)
 
     def _fits(self, state: State | None, now: int, cost: int) -> int:
         """How many requests of `cost` in a row `check` would admit: the quotient, corrected for
@@ -273,6 +263,17 @@ class SlidingWindow(Strategy):
         while floor(at / self.tick_ms) - self.buckets <= tick:
             at += 1
         return at
+
+
+def _first(low: int, high: int, holds: Callable[[int], bool]) -> int:
+    """The first instant at which something holds that goes on to hold, as it does at `high`."""
+    while low < high:
+        middle = (low + high) // 2
+        if holds(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
 
 
 def _added(kept: State, tick: int, cost: int) -> State:

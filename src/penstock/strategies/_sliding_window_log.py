@@ -162,7 +162,9 @@ class SlidingWindowLog(Strategy):
         spendable = max(0, self.limit - count) // cost
         if not log:
             return Forecast(spendable, now, now)
-        return Forecast(spendable, log[0][0] + self.window_ms, log[-1][0] + self.window_ms)
+        # A debt has to leave the window first.
+        more_at = self._leaves_at(log, max(1, count - self.limit + 1))
+        return Forecast(spendable, more_at, log[-1][0] + self.window_ms)
 
     def _live(self, state: State | None, now: int) -> tuple[State, int]:
         """The pairs that still count at `now`, and how many units they hold."""
@@ -177,9 +179,13 @@ class SlidingWindowLog(Strategy):
         if not log:
             return self.window_ms
         needed = min(max(count + cost - self.limit, 1), count)
-        freed = accumulate(units for _, units in log)
-        stamp = next(pair[0] for pair, total in zip(log, freed, strict=True) if total >= needed)
-        return max(1, stamp + self.window_ms - now)
+        return max(1, self._leaves_at(log, needed) - now)
+
+    def _leaves_at(self, log: State, units: int) -> int:
+        """When that many of the oldest units have left the window."""
+        freed = accumulate(held for _, held in log)
+        stamp = next(pair[0] for pair, total in zip(log, freed, strict=True) if total >= units)
+        return stamp + self.window_ms
 
 
 def _added(log: State, now: int, cost: int) -> State:

@@ -230,7 +230,9 @@ class Slots(Strategy):
         live = self._parts(state, now).live
         if not live:
             return Forecast(self.limit // cost, now, now)
-        return Forecast((self.limit - len(live)) // cost, live[0][1], live[-1][1])
+        # If more are held than are allowed now, some have to expire first.
+        first = max(0, len(live) - self.limit)
+        return Forecast(max(0, self.limit - len(live)) // cost, live[first][1], live[-1][1])
 
     def pause(self, _state: Any, _now: int, _until_ms: int) -> Outcome[None]:
         raise UnsupportedError("slots cannot be paused: pause a limit with a pace beside them")

@@ -26,6 +26,9 @@ class Unlimited(Strategy):
     def peek(self, _state: None, now: int) -> Decision:
         return Decision(True, MAX_SAFE, MAX_SAFE, now, 0)
 
+    def look(self, _state: None, now: int, _cost: int) -> Decision:
+        return self.peek(None, now)
+
     def refund(self, _state: None, _now: int, cost: int, _charged_at: int) -> Outcome[int]:
         return Outcome(None, cost, 0, False)
 
