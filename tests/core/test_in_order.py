@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from penstock import Limit, Limits, ManualClock, Strategy, Verdict, fixed_window
+from penstock import Limit, Limits, ManualClock, Strategy, Verdict, fixed_window, rate_limit
 from penstock.core._steps import Step
 from penstock.core._transform import checking, peeking
 from tests.conformance.broken_stores import DictStore
@@ -99,3 +99,46 @@ def test_what_is_taken_back_from_a_new_key_leaves_no_more_than_the_instant(
     assert not all(store.apply_all([Step("k", check, 2), never], START))
     store.apply("k", peeking(strategy), START - 700, 1)
     assert store.apply("k", check, START, strategy.limit).allowed
+
+
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if not STRATEGIES[name].is_held])
+@pytest.mark.parametrize("seed", range(count(20, 200)))
+def test_after_a_denial_a_clock_that_goes_back_finds_at_most_one_limit_more(
+    name: str, seed: int
+) -> None:
+    """A denied request replaces a state that had expired. A store that is atomic keeps it."""
+    rng, strategy = random.Random(seed), STRATEGIES[name]
+    used = [(rng.randrange(900), rng.randint(1, 3)) for _ in range(rng.randint(1, 6))]
+    ahead = rng.choice((1_000, 1_500, 2_500, 90_000))
+    check, denying = checking(strategy), checking(fixed_window(1, 10**9))
+    admitted = []
+    for store in (OracleStore(), DictStore()):
+        store.apply("spent", denying, START, 1)
+        units, now = 0, START
+        for gap, cost in used:
+            now += gap // 10
+            units += cost * store.apply("k", check, now, cost).allowed
+        steps = [Step("k", check), Step("spent", denying)]
+        assert not store.apply_all(steps, START + ahead)[1].allowed
+        while store.apply("k", check, now, 1).allowed:
+            units += 1
+        admitted.append(units)
+    assert admitted[1] <= admitted[0] + strategy.limit
+
+
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if not STRATEGIES[name].is_held])
+def test_a_charge_from_before_a_reset_gives_back_at_most_its_own_units(name: str) -> None:
+    """A state does not tell when it was reset: the bound is one limit, and what was open then."""
+    strategy = STRATEGIES[name]
+    clock = ManualClock(START)
+    limiter = rate_limit(strategy, store=DictStore(), clock=clock)
+    charges = [limiter.reserve("k") for _ in range(3)]
+    limiter.reset("k")
+    used = 0
+    for charge in (*charges, *charges):
+        while limiter.check("k"):
+            used += 1
+        charge.cancel()
+    while limiter.check("k"):
+        used += 1
+    assert used <= strategy.limit + len(charges)

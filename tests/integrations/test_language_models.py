@@ -22,6 +22,7 @@ from penstock import (
     MemoryStore,
     RateLimitExceededError,
     fixed_window,
+    gcra,
     slots,
 )
 from penstock.integrations.language_models import ModelLimits, estimate_tokens
@@ -311,3 +312,35 @@ def test_eight_processes_call_a_provider_and_are_never_refused_by_its_limits() -
     least = re.search(r"each had at least (\d+)", done.stdout)
     assert least is not None
     assert int(least[1]) >= 10
+
+
+@pytest.mark.parametrize(
+    ("tokens", "longest_call_ms", "burst"),
+    [
+        ("600/minute", 60_000, 600),
+        ("10/second", 60_000, 600),
+        ("10/second", 500, 10),
+        ("600/minute", 120_000, 1_200),
+        ("20000/second", 2_000, 40_000),
+    ],
+)
+def test_a_rate_of_tokens_gets_a_burst_that_covers_the_longest_call(
+    tokens: str, longest_call_ms: int, burst: int
+) -> None:
+    clock = ManualClock(1_700_000_000_000)
+    model = ModelLimits(tokens=tokens, longest_call_ms=longest_call_ms, clock=clock)
+    assert model.remaining()["tokens"] == burst
+
+    # What was not used comes back at the end of the longest call, on a busy key.
+    with model.call(1, max_tokens=9) as call:
+        clock.advance(longest_call_ms - 1)
+        call.used(1)
+    assert model.remaining()["tokens"] >= burst - 1
+
+
+def test_a_burst_that_calls_outlast_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    ModelLimits(tokens=gcra(10, 1_000), longest_call_ms=900)
+    ModelLimits(tokens=fixed_window(10, 1_000))
+    assert not caplog.records
+    ModelLimits(tokens=gcra(10, 1_000))
+    assert "outlasts the burst of gcra(limit=10" in caplog.text

@@ -69,6 +69,8 @@ class ServiceCharge(Settling):
         self.allowed: bool = answer.allowed
         """Whether the units were reserved."""
         self.charged_at: int = charged_at
+        self.uncharged: Mapping[str, int] = {}
+        """After `settle`: what was used and not charged, by the name of the limit."""
         """When it was decided (epoch ms), by the clock of the service."""
         self.starts_at: int = starts_at
         """From when on the units may be used (epoch ms), by the clock of the service."""

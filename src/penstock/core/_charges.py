@@ -75,10 +75,7 @@ class Settling(DecisionFields, Owned):
     verdict: Verdict | None
     charged_at: int
     starts_at: int
-    uncharged: Mapping[str, int] = MappingProxyType({})
-    """After `settle`: the units that were used beyond what was reserved and were not charged, by
-    the name of the limit (empty for a limit on its own), because the key would owe more than one
-    whole limit. Empty if everything was charged."""
+    uncharged: Mapping[str, int]
 
     @property
     def degraded(self) -> str | None:
@@ -203,6 +200,10 @@ class Charge(Settling):
         self.delays_ms: tuple[int, ...] = delays_ms
         """How far ahead each part was booked."""
         self.starts_at: int = self.charged_at + (max(delays_ms) if delays_ms else 0)
+        self.uncharged: Mapping[str, int] = {}
+        """After `settle`: the units that were used beyond what was reserved and were not charged,
+        by the name of the limit (empty for a limit on its own), because the key would owe more than
+        one whole limit. Empty if everything was charged."""
         # By which instant each part is refunded, if the decisions do not tell.
         self._counted_at = counted_at
         self._store = store

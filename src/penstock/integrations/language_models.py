@@ -35,6 +35,11 @@ __all__ = ["ModelCall", "ModelLimits", "Usage", "estimate_tokens"]
 
 _log = _logging.getLogger("penstock.integrations")
 
+_OUTLASTED = (
+    "a call of up to %d ms outlasts the burst of %r, which is replenished within %d ms: tokens "
+    "that were estimated and not used are not given back then; use a larger burst, or pass the "
+    "longest_call_ms of your calls"
+)
 _NOT_SETTLED = "what a call has used could not be told to the store: %s"
 
 _Event = TypeVar("_Event")
@@ -48,6 +53,24 @@ def estimate_tokens(text: str) -> int:
     return -(-len(text.encode()) // _BYTES_PER_TOKEN)
 
 
+def _covering(tokens: str | _Strategy | None, longest_call_ms: int) -> str | _Strategy | None:
+    """A rate gets a burst that lasts as long as the longest call. A strategy is left as it is, with
+    a warning if its burst does not."""
+    if isinstance(tokens, str):
+        strategy = _strategies.strategy_of_rate(tokens)
+        burst = -(-strategy.limit * longest_call_ms // strategy.ttl_ms)
+        if burst <= strategy.limit:
+            return tokens
+        if isinstance(strategy, _strategies.Gcra):
+            return _strategies.gcra(strategy.rate_limit, strategy.period_ms, burst)
+        return _strategies.token_bucket(burst, strategy.values["refill_per_sec"])
+    if tokens is None or tokens.window_kind is not None:
+        return tokens
+    if 0 < tokens.ttl_ms < longest_call_ms:
+        _log.warning(_OUTLASTED, longest_call_ms, tokens, tokens.ttl_ms)
+    return tokens
+
+
 class ModelLimits:
     """The limits of a model, or of an account with its provider.
 
@@ -57,6 +80,10 @@ class ModelLimits:
     be longer; 0 never waits.
 
     With `honour`, the default, limits that responses report are obeyed, for at most `max_pause_ms`.
+    Tokens that time has replenished while a call lasted are not given back at its end. So a rate of
+    `tokens` gets a burst that covers `longest_call_ms`, at least that of the rate itself; of a
+    strategy with a smaller burst there is a warning in the log.
+
     A place in flight is renewed as long as the call lasts; that of a process that died is free
     after `slot_ttl_ms`. `store`, `prefix`, `clock` and `max_waiters` are those of `rate_limit`:
     with a shared store, all processes together keep the limits, and wait in one order.
@@ -72,12 +99,17 @@ class ModelLimits:
         honour: bool = True,
         max_pause_ms: int = 3_600_000,
         slot_ttl_ms: int = 30_000,
+        longest_call_ms: int = 60_000,
         store: _Store | str | None = None,
         prefix: str = "model",
         clock: _Clock | None = None,
         max_waiters: int | None = None,
     ) -> None:
-        limits: dict[str, Any] = {"requests": requests, "tokens": tokens}
+        _validation.require_int("longest_call_ms", longest_call_ms, 1)
+        limits: dict[str, Any] = {
+            "requests": requests,
+            "tokens": _covering(tokens, longest_call_ms),
+        }
         if in_flight is not None:
             _validation.require_int("in_flight", in_flight, 1)
             limits["in_flight"] = _strategies.slots(in_flight, ttl_ms=slot_ttl_ms)
