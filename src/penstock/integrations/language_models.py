@@ -64,7 +64,7 @@ def _covering(tokens: str | _Strategy | None, longest_call_ms: int) -> str | _St
         if isinstance(strategy, _strategies.Gcra):
             return _strategies.gcra(strategy.rate_limit, strategy.period_ms, burst)
         return _strategies.token_bucket(burst, strategy.values["refill_per_sec"])
-    if tokens is None or tokens.window_kind is not None:
+    if not isinstance(tokens, _Strategy) or tokens.window_kind is not None:
         return tokens
     if 0 < tokens.ttl_ms < longest_call_ms:
         _log.warning(_OUTLASTED, longest_call_ms, tokens, tokens.ttl_ms)
