@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import tracemalloc
 from collections.abc import Callable
+from itertools import count
 
 import pytest
 
@@ -19,8 +20,8 @@ DENIED = Decision(False, 5, 0, 10**12, 60_000)
 
 
 def denials() -> Callable[[str], object]:
-    held = Denials(10_000)
-    return lambda key: held.remember(key, 5, 1, DENIED)
+    held = Denials(10_000, 60_000, count(1))
+    return lambda key: held.remember(key, 1, 5, 1, DENIED)
 
 
 def batches() -> Callable[[str], object]:
@@ -70,8 +71,8 @@ def test_what_stands_for_a_key_is_no_other_keys() -> None:
 def test_denials_batches_and_slots_of_long_keys_are_found_again() -> None:
     """By the key they were remembered for, and by no other."""
     key, other = "x" * 500, "x" * 501
-    held = Denials(10)
-    held.remember(key, 5, 1, DENIED)
+    held = Denials(10, 60_000, count(1))
+    held.remember(key, 1, 5, 1, DENIED)
     assert held.recall(key, 1, 6) is not None
     assert held.recall(other, 1, 6) is None
     held.forget(key)

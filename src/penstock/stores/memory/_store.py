@@ -95,7 +95,7 @@ class MemoryStore(Store, ForkAware):
       Monitor `refusals`, and use keys that clients cannot invent.
 
     `sweep_every_ms` starts a thread that drops expired keys even if there are no calls; without it,
-    calls drop them as they go.
+    calls drop them as they go. All limiters of a store have to use the same clock.
     """
 
     answers_at_once = True
@@ -117,6 +117,7 @@ class MemoryStore(Store, ForkAware):
         self.max_bytes = max_bytes
         self.overflow: Overflow = require_choice("overflow", overflow, ("evict", "deny"))
         self.clock: Clock = SystemClock() if clock is None else require_clock(clock)
+        self._clocks = _ClocksInUse()
         self.table: Any = _make_table(max_keys, max_bytes, overflow == "evict")
         watch_forks(self)
         self._sweeper: Sweeper | None = None
@@ -184,6 +185,16 @@ class MemoryStore(Store, ForkAware):
         self.table.discard(key)
 
     def require_clock(self, clock: Clock | None) -> None:
+        given = SystemClock() if clock is None else require_clock(clock)
+        for other in self._clocks.clocks():
+            if not _shows_the_same(given, other):
+                reject(
+                    "limiters that share a MemoryStore need clocks that show the same time, "
+                    "because expired keys are dropped by the latest instant that the store has "
+                    f"seen: one of them goes by {other!r}, and this one by {given!r}; pass the "
+                    "same clock to both, or give each a MemoryStore of its own"
+                )
+        self._clocks.add(given)
         if self._sweeper is not None and not self._goes_by(clock):
             reject(
                 "the store is swept by another clock than this limiter's, and would forget what "
@@ -256,6 +267,39 @@ class MemoryStore(Store, ForkAware):
     def __repr__(self) -> str:
         size = "" if self.max_bytes is None else f", max_bytes={self.max_bytes}"
         return f"MemoryStore(max_keys={self.max_keys}, overflow={self.overflow!r}{size})"
+
+
+# Clocks that show the same time of day may differ by this much.
+_APART_MS = 60_000
+
+
+def _shows_the_same(one: Clock, other: Clock) -> bool:
+    if one is other or (type(one) is SystemClock and type(other) is SystemClock):
+        return True
+    return abs(require_instant(one.now()) - require_instant(other.now())) <= _APART_MS
+
+
+class _ClocksInUse:
+    """The clocks of the limiters on a store, for as long as they are used."""
+
+    def __init__(self) -> None:
+        self._clocks: list[Callable[[], Clock | None]] = []
+
+    def add(self, clock: Clock) -> None:
+        if any(
+            clock is other or type(other) is type(clock) is SystemClock for other in self.clocks()
+        ):
+            return
+        try:
+            self._clocks.append(weakref.ref(clock))
+        except TypeError:
+            # The system clock, or a user's that has slots.
+            self._clocks.append(lambda: clock)
+
+    def clocks(self) -> list[Clock]:
+        held = [(clock, refer) for refer in self._clocks if (clock := refer()) is not None]
+        self._clocks = [refer for _, refer in held]
+        return [clock for clock, _ in held]
 
 
 def _make_table(max_keys: int | None, max_bytes: int | None, evict: bool) -> Any:
