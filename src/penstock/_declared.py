@@ -21,8 +21,10 @@ from .core._transform import Transform, checking, finding, forecasting, looking
 from .core._validation import (
     MAX_INSTANT_MS,
     MAX_SAFE,
+    key_lead,
     plain_key,
     reject,
+    require_flag,
     require_int,
     require_key,
     shown,
@@ -71,8 +73,7 @@ class Limit:
                 f"fixed_window(100, 60_000), or a Limit(...) of either, not {shown(strategy)}"
             )
         for name, value in (("shadow", shadow), ("optional", optional), ("keyless", keyless)):
-            if not isinstance(value, bool):
-                reject(f"{name} must be True or False, not {shown(value)}")
+            require_flag(name, value)
         if optional and keyless:
             reject("a keyless limit is part of every call, so it cannot be optional")
         self.strategy: Strategy = chosen
@@ -96,7 +97,7 @@ class DeclaredLimit:
         self.name = name
         self.limit = limit
         self.shadow = limit.shadow
-        self.lead = lead if limit.keyless else f"{lead}:"
+        self.lead = lead if limit.keyless else key_lead(lead)
         self.check: Transform[Decision] = checking(limit.strategy)
         self.look: Transform[Decision] = looking(limit.strategy)
         self.forecast: Transform[Forecast] = forecasting(limit.strategy)

@@ -23,7 +23,7 @@ from .core._limiter import clock_reader, refuse_check
 from .core._reserving import aacquired, acquired, areserved, aspent, reserved, spent
 from .core._store import MadeBy, Store, require_store
 from .core._strategy import Strategy
-from .core._validation import key_lead, reject, require_int
+from .core._validation import key_lead, reject, require_flag, require_int
 from .core._verdict import Verdict
 from .core._waiting import KeyQueues, aacquire, acquire, timeout_in_ms, waiting_clock
 from .stores._opening import open_for_limiter
@@ -63,7 +63,7 @@ class Limits(OnStore):
             self.atomic: bool = home.is_atomic(lead)
             """Whether all limits are charged in one step of the store; if not, a limit that denies
             has the charges before it refunded."""
-            if require_atomic and not self.atomic:
+            if require_flag("require_atomic", require_atomic) and not self.atomic:
                 _refuse_store(home, prefix)
             parts = [
                 DeclaredLimit(name, limit, self._lead_of(lead, name, limit))

@@ -39,7 +39,7 @@ from .core._decision import Decision
 from .core._errors import PenstockError, UnsupportedError
 from .core._flow import Flow, adrive, drive
 from .core._limiter import Limiter
-from .core._validation import require_cost, require_key
+from .core._validation import reject, require_cost, require_key, shown
 from .core._verdict import combine
 
 __all__ = ["AXES", "Admission", "AdmissionControl", "AxisRequest", "combine"]
@@ -132,6 +132,17 @@ class AdmissionControl:
         rate: Limiter | None = None,
         budget: Limiter | None = None,
     ) -> None:
+        if not isinstance(concurrency, ConcurrencyLimiter):
+            reject(
+                "concurrency must be a ConcurrencyLimiter, such as "
+                f"ConcurrencyLimiter(Gradient(4, 200)), not {shown(concurrency)}"
+            )
+        for name, limiter in (("rate", rate), ("budget", budget)):
+            if limiter is not None and not isinstance(limiter, Limiter):
+                reject(
+                    f"{name} must be a limiter made by rate_limit(...), or None, not "
+                    f"{shown(limiter)}"
+                )
         self.concurrency = concurrency
         self.rate = rate
         self.budget = budget

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,6 +15,8 @@ import pytest
 from penstock import (
     ConfigInvalidError,
     Decision,
+    Limit,
+    Limits,
     MemoryStore,
     Outcome,
     Strategy,
@@ -59,8 +62,8 @@ CLASHES = [
 @pytest.mark.parametrize(("one", "other"), CLASHES)
 def test_another_meaning_under_the_same_prefix_is_refused(one: Any, other: Any) -> None:
     """By an error that names both, and the fix; which works."""
-    store = MemoryStore()
     for prefix in ("", "api"):
+        store = MemoryStore()
         kept = rate_limit(one, store=store, prefix=prefix)
         with pytest.raises(ConfigInvalidError, match="count in the same keys") as refused:
             rate_limit(other, store=store, prefix=prefix)
@@ -68,7 +71,8 @@ def test_another_meaning_under_the_same_prefix_is_refused(one: Any, other: Any) 
         assert repr(kept.strategy) in text
         assert ("prefix 'api'" if prefix else "without a prefix") in text
         assert "prefix=" in text
-        assert rate_limit(other, store=store, prefix=f"{prefix}2").check("k")
+        if prefix:
+            assert rate_limit(other, store=store, prefix=f"{prefix}2").check("k")
         assert kept.check("k")
 
 
@@ -80,6 +84,83 @@ def test_the_same_meaning_twice_is_how_limits_are_shared(strategy: Strategy) -> 
     one, two = (rate_limit(made, store=store) for made in (strategy, same))
     one.check("k")
     assert two.check("k").remaining == strategy.limit - 2
+
+
+def on(store: Any, lead: str) -> Any:
+    """A limiter: `prefix`, `prefix>name` for a limit of several, `prefix>name!` without a key."""
+    prefix, _, name = lead.partition(">")
+    if not name:
+        return rate_limit("5/second", store=store, prefix=prefix)
+    limit = Limit("5/second", keyless=name.endswith("!"))
+    return Limits({name.rstrip("!"): limit}, store=store, prefix=prefix)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("q", "q:user"),
+        ("q", "q>user"),
+        ("q", "q>user!"),
+        ("q:user", "q:user:eu"),
+        ("q:user", "q:user>eu"),
+        ("q:user", "q:user>eu!"),
+        ("a", "a:b:c"),
+        ("", "q"),
+        ("", "q>user"),
+        ("", ">user"),
+        ("", ">all!"),
+        ("all", "all>all!"),
+    ],
+)
+def test_prefixes_that_continue_each_other_are_refused(one: str, other: str) -> None:
+    """In both orders, with the same strategy: they would share single keys."""
+    for first, second in ((one, other), (other, one)):
+        store = MemoryStore()
+        kept = on(store, first)
+        with pytest.raises(ConfigInvalidError, match="would share keys of this MemoryStore, such"):
+            on(store, second)
+        kept.close()
+        on(store, second)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("q", "q"),
+        ("q", "qu"),
+        ("q", "r:q"),
+        ("q:user", "q:tenant"),
+        ("q:user", "q>user"),
+        ("q>user", "q>tenant"),
+        ("q>user", "q:user"),
+        ("q:user", "q>user!"),
+        (">user", "q"),
+        (">user", ">user"),
+        ("", ""),
+    ],
+)
+def test_prefixes_whose_keys_are_apart_or_the_same_share_a_store(one: str, other: str) -> None:
+    """Equal leads with equal strategies are one limit; keys of the others cannot meet."""
+    for first, second in ((one, other), (other, one)):
+        store = MemoryStore()
+        assert on(store, first)
+        kept = on(store, first)
+        assert on(store, second) is not kept
+
+
+def test_the_check_of_a_prefix_does_not_depend_on_how_many_there_are() -> None:
+    """A store may have a limiter per tenant."""
+    store = MemoryStore()
+    kept = [rate_limit("5/second", store=store, prefix=f"t:{n}:x") for n in range(5_000)]
+    began = time.perf_counter()
+    kept += [rate_limit("5/second", store=store, prefix=f"u:{n}:x") for n in range(500)]
+    assert time.perf_counter() - began < 2.0
+    with pytest.raises(ConfigInvalidError, match=r"'t:[0-9]+:x'"):
+        rate_limit("5/second", store=store, prefix="t")
+    kept.clear()
+    gc.collect()
+    assert len(store._claims) == 0
+    rate_limit("5/second", store=store, prefix="t")
 
 
 def test_stores_that_are_other_objects_do_not_matter() -> None:

@@ -112,7 +112,7 @@ def test_processes_that_are_given_one_limiter_hold_one_limit(tmp_path: Path) -> 
 def test_what_is_pickled_together_stays_together() -> None:
     """Two limiters on one store share one store there, too."""
     store = open_store("memory://?max_keys=5&overflow=deny", max_bytes=10_000)
-    pair = [rate_limit("5/minute", store=store), rate_limit("9/minute", store=store, prefix="b")]
+    pair = [rate_limit(f"{n}/minute", store=store, prefix=f"p{n}") for n in (5, 9)]
     one, other = again(pair)
     assert one.store is other.store
     assert repr(one.store) == repr(store)

@@ -64,7 +64,7 @@ def ends() -> None:
 def test_all_charges_of_a_process_are_renewed_in_one_call() -> None:
     """For as long as they are open, and no longer: the thread ends with the last."""
     store = Counting()
-    limiter = rate_limit(slots(50, TTL_MS), store=store)
+    limiter = rate_limit(slots(50, TTL_MS), store=store, prefix="one")
     pair = Limits({"a": slots(9, TTL_MS), "b": slots(9, TTL_MS)}, store=store, prefix="pair")
     charges = [limiter.reserve("k").keep_renewed() for _ in range(20)]
     charges.append(pair.reserve({"a": "x", "b": "y"}).keep_renewed())

@@ -35,7 +35,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import isfinite, sqrt
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from ..core._validation import MAX_SPAN_MS, reject, require_int
 from ..strategies._slots import MAX_SLOTS
@@ -56,6 +56,7 @@ MAX_SAMPLES = 100_000
 _START = 20
 
 
+@runtime_checkable
 class Law(Protocol):
     """How a ceiling moves with samples. Limits are real numbers here; the number of slots is their
     floor."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn
 
-from ..core._clock import Clock, SystemClock
+from ..core._clock import Clock, SystemClock, require_clock
 from ..core._decision import Decision
 from ..core._errors import UnsupportedError
 from ..core._flow import Flow, adrive, drive
@@ -28,7 +28,15 @@ from ..core._limiter import clock_reader
 from ..core._steps import PoolRenewals, Step
 from ..core._store import Store, require_store
 from ..core._transform import looking, reclaiming, releasing, taking, telling
-from ..core._validation import MAX_SPAN_MS, reject, require_int, require_key, require_prefix
+from ..core._validation import (
+    MAX_SPAN_MS,
+    reject,
+    require_flag,
+    require_int,
+    require_key,
+    require_prefix,
+    shown,
+)
 from ..stores.cas._requests import fit
 from ..stores.memory import MemoryStore
 from ..strategies import Slots, slots
@@ -110,13 +118,13 @@ class ConcurrencyLimiter:
         prefix: str = "slots",
         name: str = "",
     ) -> None:
-        self.law: Law = Gradient() if law is None else law
+        self.law: Law = Gradient() if law is None else _require_law(law)
         self.lease_ttl_ms: int = require_int("lease_ttl_ms", lease_ttl_ms, high=MAX_SPAN_MS)
-        self.per_key = per_key
+        self.per_key: bool = require_flag("per_key", per_key)
         self.max_keys: int = require_int("max_keys", max_keys, high=2**31 - 1)
         self.store: Store = MemoryStore(clock=clock) if store is None else require_store(store)
         self.store.require_clock(clock)
-        self.clock: Clock = SystemClock() if clock is None else clock
+        self.clock: Clock = SystemClock() if clock is None else require_clock(clock)
         self.prefix: str = require_key(require_prefix(prefix))
         if not isinstance(name, str) or len(name.encode()) > LONGEST_NAME:
             reject(f"name must be text of at most {LONGEST_NAME} bytes")
@@ -220,6 +228,8 @@ class ConcurrencyLimiter:
     def attempt(self, key: str = "", ttl_ms: int | None = None) -> SlotAttempt | SlotGrant:
         """How to take a slot; a denial if `max_keys` other pools are in use."""
         name = fit(require_key(key), LONGEST_POOL) if self.per_key else ""
+        if not isinstance(key, str):
+            require_key(key)
         if self.store.answers_at_once and self.is_due:
             self.sweep()
         ttl_ms = self.lease_ttl_ms if ttl_ms is None else ttl_ms
@@ -326,8 +336,7 @@ class ConcurrencyLimiter:
         return self.granted(attempt, results[0], self.decided_at(request, results))
 
     def _beat(self, lease_ids: Iterable[str]) -> Flow[SlotRequest, Heartbeat]:
-        wanted = list(dict.fromkeys(lease_ids))
-        return (yield from beating(wanted, lambda lease_id: self))
+        return (yield from beating(require_lease_ids(lease_ids), lambda lease_id: self))
 
     def _overdue(self) -> list[str]:
         """The pools to sweep."""
@@ -397,6 +406,27 @@ class ConcurrencyLimiter:
         if lease is None or lease.name != self.name or bool(lease.pool) != self.per_key:
             return None
         return lease
+
+
+def _require_law(law: Any) -> Law:
+    """The law, or `config_invalid` for anything else."""
+    if isinstance(law, type) or not isinstance(law, Law):
+        reject(
+            "law must be Gradient(min_limit, max_limit), Aimd(...) or an object with their "
+            f"attributes, not {shown(law)}"
+        )
+    accepted: Law = law
+    return accepted
+
+
+def require_lease_ids(lease_ids: Any) -> list[str]:
+    """The ids of leases to renew, each once."""
+    if isinstance(lease_ids, (str, bytes)) or not isinstance(lease_ids, Iterable):
+        reject(f"lease_ids must be a list of lease ids, not {shown(lease_ids)}")
+    listed = list(lease_ids)
+    for lease_id in listed:
+        LeaseId.of(lease_id)
+    return list(dict.fromkeys(listed))
 
 
 def beating(

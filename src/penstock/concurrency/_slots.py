@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..core._decision import Decision
 from ..core._errors import RateLimitExceededError
 from ..core._owned import Owned
+from ..core._validation import reject, shown
 
 if TYPE_CHECKING:
     from ._limiter import ConcurrencyLimiter
@@ -68,6 +69,8 @@ class LeaseId(NamedTuple):
     @classmethod
     def of(cls, lease_id: str) -> LeaseId | None:
         """The parts of an id; None if it is not a lease id."""
+        if not isinstance(lease_id, str):
+            reject(f"lease_id must be the text of a lease's id, not {shown(lease_id)}")
         found = _ID.fullmatch(lease_id)
         if found is None:
             return None

@@ -1,4 +1,4 @@
-"""How a limiter is bound to its store: a claim to its prefix, and who closes the store.
+"""How a limiter is bound to its store: a claim to its keys, and who closes the store.
 
 Limiters on one store object under one prefix use the same keys. With the same strategy that is how
 they share a limit. With different strategies each would read the other's states: an error if the
@@ -6,15 +6,19 @@ states have different forms, but two fixed windows with different limits look al
 silently share their counts. So a limiter claims its prefix when it is made, and a limiter with
 another strategy under that prefix is rejected.
 
+Keys also meet if one prefix continues another: key `user:bob` under the prefix `q` is key `bob`
+under the prefix `q:user`. Two such limiters are rejected whatever their strategies: they would
+share single keys, and not a limit. Without a prefix a limiter has all keys of a store object.
+
 Limiters with equal strategies hold the same claim. The store refers to it weakly, so it ends with
 the last of them. Two store objects on one server do not see each other's claims.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 from .._queueing import Mutex
 from ._errors import UnsupportedError
@@ -25,7 +29,7 @@ from ._validation import reject
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["Claim", "Closing", "OnStore", "claim"]
+__all__ = ["Claim", "Closing", "OnStore", "StoreClaims", "claim"]
 
 
 C = TypeVar("C", bound="Closing")
@@ -35,38 +39,97 @@ _mutex = Mutex()
 
 
 class Claim:
-    """One strategy's claim to a prefix, held by every limiter that shares it."""
+    """One strategy's claim to the keys that begin with `lead`, held by every limiter that shares
+    it. The lead of a limit without keys is its only key."""
 
-    __slots__ = ("__weakref__", "meaning", "strategy")
+    __slots__ = ("__weakref__", "lead", "meaning", "nests", "strategy")
 
-    def __init__(self, strategy: Strategy) -> None:
+    def __init__(self, lead: str, strategy: Strategy) -> None:
+        self.lead = lead
         self.strategy: Strategy = strategy
         self.meaning: object = _meaning(strategy)
+        self.nests: list[_Nest] = []
+
+
+class _Nest:
+    """Claims whose leads begin with another lead. Each of them refers to it, so it ends with the
+    last of them."""
+
+    __slots__ = ("__weakref__", "claims")
+
+    def __init__(self) -> None:
+        self.claims: WeakSet[Claim] = WeakSet()
+
+
+class StoreClaims:
+    """The claims to the keys of one store: by lead, and by the leads that they continue."""
+
+    def __init__(self) -> None:
+        self.by_lead: WeakValueDictionary[str, Claim] = WeakValueDictionary()
+        self._nests: WeakValueDictionary[str, _Nest] = WeakValueDictionary()
+
+    def __len__(self) -> int:
+        return len(self.by_lead)
+
+    def taken(self, wanted: Claim) -> Claim:
+        """The claim in force: `wanted`, or one that it has to share its keys with."""
+        other = self._meets(wanted)
+        if other is not None:
+            return other
+        found = self.by_lead.setdefault(wanted.lead, wanted)
+        if found is wanted:
+            for lead in _leads_above(wanted.lead):
+                nest = self._nests.setdefault(lead, _Nest())
+                nest.claims.add(wanted)
+                wanted.nests.append(nest)
+        return found
+
+    def _meets(self, wanted: Claim) -> Claim | None:
+        """A claim to other keys of which some are wanted too."""
+        for lead in _leads_above(wanted.lead):
+            above = self.by_lead.get(lead)
+            if above is not None:
+                return above
+        nest = self._nests.get(wanted.lead)
+        return None if nest is None else next(iter(nest.claims), None)
+
+
+def _leads_above(lead: str) -> Iterator[str]:
+    """The shorter leads that this one begins with. None begins with the key of a limit without
+    keys, since that does not end with a colon."""
+    if lead:
+        yield ""
+    for place in range(len(lead) - 1):
+        if lead[place] == ":":
+            yield lead[: place + 1]
 
 
 def claim(store: Store, lead: str, strategy: Strategy) -> Claim:
     """Claim the keys of `store` that begin with `lead` for `strategy`. The claim lasts as long as
-    it is referenced. Raises `config_invalid` if a limiter with another strategy has them, or if the
-    store rejects the strategy."""
+    it is referenced. Raises `config_invalid` if another limiter has some of them, or if the store
+    rejects the strategy."""
     store.require_strategy(strategy)
-    wanted = Claim(strategy)
-    if _taken(store, lead, wanted).meaning != wanted.meaning:
+    wanted = Claim(lead, strategy)
+    if not _may_share(_taken(store, wanted), wanted):
         import gc
 
         # It may belong to a limiter that is garbage already.
         gc.collect()
-    found = _taken(store, lead, wanted)
-    if found.meaning != wanted.meaning:
-        _refuse(store, lead, strategy, found.strategy)
+    found = _taken(store, wanted)
+    if not _may_share(found, wanted):
+        _refuse(store, wanted, found)
     return found
 
 
-def _taken(store: Store, lead: str, wanted: Claim) -> Claim:
-    """The claim in force, which is `wanted` if there was none."""
+def _may_share(found: Claim, wanted: Claim) -> bool:
+    return found.lead == wanted.lead and found.meaning == wanted.meaning
+
+
+def _taken(store: Store, wanted: Claim) -> Claim:
     with _mutex.hold():
         if store._claims is None:
-            store._claims = WeakValueDictionary()
-        found: Claim = store._claims.setdefault(lead, wanted)
+            store._claims = StoreClaims()
+        found: Claim = store._claims.taken(wanted)
         return found
 
 
@@ -78,13 +141,26 @@ def _meaning(strategy: Strategy) -> object:
     return type(strategy), strategy.limit, strategy.window_ms, strategy.ttl_ms
 
 
-def _refuse(store: Store, lead: str, one: Strategy, other: Strategy) -> NoReturn:
-    where = f"under the prefix {lead[:-1]!r}" if lead else "without a prefix"
+def _refuse(store: Store, wanted: Claim, found: Claim) -> NoReturn:
+    name = type(store).__name__
+    if found.lead == wanted.lead:
+        reject(
+            f"{wanted.strategy!r} and {found.strategy!r} would count in the same keys: this {name} "
+            f"already has a limiter with the second {_where(found.lead)}; give one of them another "
+            "prefix, as in rate_limit(..., prefix='login'), or close the other one first"
+        )
+    longer = max(wanted.lead, found.lead, key=len)
+    example = longer + ("alice" if longer.endswith(":") else "")
     reject(
-        f"{one!r} and {other!r} would count in the same keys: this {type(store).__name__} already "
-        f"has a limiter with the second {where}; give one of them another prefix, as in "
-        "rate_limit(..., prefix='login'), or close the other one first"
+        f"a limiter {_where(wanted.lead)} and one {_where(found.lead)} would share keys of this "
+        f"{name}, such as {example!r}; give each limiter "
+        "a prefix that does not continue another one, as in rate_limit(..., prefix='login'), or "
+        "close the other one first"
     )
+
+
+def _where(lead: str) -> str:
+    return f"under the prefix {lead.removesuffix(':')!r}" if lead else "without a prefix"
 
 
 class Closing:

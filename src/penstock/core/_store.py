@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
-from weakref import WeakValueDictionary
 
 from ._clock import Clock
 from ._errors import UnsupportedError
@@ -103,8 +102,8 @@ class Store:
     made_by: MadeBy | None = None
     """How to open it again, if it was opened from a URL; see `from_its_url`."""
 
-    # The claims of limiters to prefixes; see `core/_claims.py`.
-    _claims: WeakValueDictionary[str, Any] | None = None
+    # The claims of limiters to keys: a `StoreClaims` of `core/_claims.py`.
+    _claims: Any = None
 
     def apply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
         """Run the transform on the key's state, atomically, and return its result."""

@@ -38,6 +38,7 @@ __all__ = [
     "reject",
     "require_choice",
     "require_cost",
+    "require_flag",
     "require_instant",
     "require_int",
     "require_key",
@@ -91,6 +92,12 @@ def shown(value: Any) -> str:
 def require_int(name: str, value: Any, low: int = 1, high: int = MAX_SAFE) -> int:
     if type(value) is not int or not low <= value <= high:
         reject(f"{name} must be an integer from {low} to {high}, not {shown(value)}")
+    return value
+
+
+def require_flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        reject(f"{name} must be True or False, not {shown(value)}")
     return value
 
 

@@ -39,6 +39,7 @@ from ..core._validation import (
     kept_key,
     reject,
     require_cost,
+    require_flag,
     require_instant,
     require_int,
 )
@@ -74,7 +75,7 @@ class LeaseSpender:
     def __init__(self, limit: int, ttl_ms: int, window_coupled: bool) -> None:
         self.limit: int = require_int("limit", limit)
         self.ttl_ms: int = require_int("ttl_ms", ttl_ms, low=0)
-        self.window_coupled = window_coupled
+        self.window_coupled: bool = require_flag("window_coupled", window_coupled)
         self.credits: int = 0
         self.expires_at: int | None = None
 

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from ..core._clock import Clock
-from ..core._store import Store
+from ..core._store import Store, require_store
 from ..core._validation import reject
 
 __all__ = ["SCHEMES", "open_for_limiter", "open_on_clock", "open_store"]
@@ -90,7 +90,7 @@ def open_for_limiter(store: Store | str | None, clock: Clock | None) -> tuple[St
 
         return MemoryStore(clock=clock), True
     if not isinstance(store, str):
-        return store, False
+        return require_store(store), False
     # A table in this process is swept by the limiter's clock; other stores do not need it.
     is_memory = store.partition("://")[0].lower() == "memory"
     return (open_store(store, clock=clock) if is_memory else open_store(store)), True

@@ -104,7 +104,9 @@ class _ServerLimit:
 
         def make(rate: Any, pattern: str) -> _MethodLimiter:
             if not is_limiter(rate):
-                lead = ":".join(filter(None, (prefix, pattern)))
+                # The limit of all other methods has a name too, so that no key of it is one of a
+                # method's limit.
+                lead = ":".join(filter(None, (prefix, pattern or "*")))
                 rate = limiter_of(rate, self._store, lead, clock)
             return _MethodLimiter(rate, charge_when is not None)
 
