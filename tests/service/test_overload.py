@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import pytest
@@ -12,9 +13,12 @@ from penstock import OverloadedError, StoreUnavailableError
 from penstock.config import parse_policies
 from penstock.core._errors import TooLargeError
 from penstock.service import build_service
+from penstock.service.grpc._calls import MAX_FIELDS, _parse
 from penstock.service.grpc._open_calls import grpc_error
 from penstock.service.grpc._protocol import Status
-from penstock.service.http._answers import problem_of
+from penstock.service.http._answers import ProblemError, problem_of
+from penstock.service.http._head import MAX_VALUES, decode
+from penstock.wire.proto import rate_limiter_pb2 as pb
 from tests.servers import Valkey, require
 from tests.service.worlds import FragileStore, service_on
 
@@ -108,3 +112,46 @@ def test_a_call_that_asks_for_too_much_is_413_over_http_and_names_the_bound() ->
     problem = problem_of(caught.value)
     assert (problem.status, problem.code) == (413, "too_much_at_once")
     assert grpc_error(caught.value).status is Status.INVALID_ARGUMENT
+
+
+LONG = 5 * 2**20
+
+
+@pytest.mark.parametrize("unit", [b"{},", b'{"a":1},', b"1,", b"[],", b'"",', b"[", b'{"a":'])
+def test_a_body_of_many_small_values_is_rejected_before_it_is_parsed(unit: bytes) -> None:
+    """To parse it would take more than a second."""
+    body = b'{"policy":"api","keys":[' + unit * (LONG // len(unit))
+    began = time.monotonic()
+    with pytest.raises(ProblemError, match=f"more than {MAX_VALUES} commas and opening") as caught:
+        decode(body)
+    assert time.monotonic() - began < 0.5
+    assert caught.value.problem.status == 413
+
+
+def test_a_batch_of_the_longest_keys_and_attributes_is_parsed() -> None:
+    keys = ["\u4e2d" * 340 for _ in range(1_000)]
+    assert len(decode(json.dumps({"policy": "p", "keys": keys}).encode())["keys"]) == 1_000
+    each = [{f"attribute {n}": "value" for n in range(15)} for _ in range(1_000)]
+    assert (
+        len(decode(json.dumps({"policy": "p", "attributes": each}).encode())["attributes"]) == 1_000
+    )
+
+
+@pytest.mark.parametrize(
+    "unit", [b"\x12\x00", b"\x12\x01a", b"\x82\x01\x00", b"\x82\x01\x02\x0a\x00", b"\x18\x01"]
+)
+def test_a_message_of_many_small_fields_is_rejected_before_it_is_parsed(unit: bytes) -> None:
+    began = time.monotonic()
+    with pytest.raises(TooLargeError, match=f"at most {MAX_FIELDS} fields"):
+        _parse(pb.CheckManyRequest.FromString, unit * (LONG // len(unit)))
+    assert time.monotonic() - began < 0.5
+
+
+def test_a_message_of_a_thousand_of_the_longest_keys_is_parsed() -> None:
+    request = pb.CheckManyRequest(policy="api", keys=["k" * 4_096] * 1_000)
+    assert _parse(pb.CheckManyRequest.FromString, request.SerializeToString()) == request
+    for _ in range(1_000):
+        attributes = request.requests.add().attributes
+        for number in range(15):
+            attributes.add(name=f"attribute {number}", text="value")
+    assert _parse(pb.CheckManyRequest.FromString, request.SerializeToString()) == request

@@ -145,3 +145,14 @@ def test_an_instant_of_zero_is_refused() -> None:
     flows = RedisFlows(RedisRouter(Fixed(HERE)), use_server_time=False)
     with pytest.raises(ConfigInvalidError, match="0 means the server's clock"):
         flows.apply("k", CHECK, 0, 1)
+
+
+@pytest.mark.parametrize("refusals", range(6))
+def test_a_server_that_restarted_empty_is_sent_the_script_whatever_came_before(
+    refusals: int,
+) -> None:
+    """Connections were refused until it was up again, up to the last attempt."""
+    no_script = [Refusal("NOSCRIPT No matching script.")]
+    script = Script(*[refused()] * refusals, no_script, [YES])
+    assert check(script) == GRANTED
+    assert [asked for _, asked in script.asked[-2:]] == ["EVALSHA", "EVAL"]

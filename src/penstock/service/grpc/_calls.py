@@ -7,11 +7,13 @@ coroutine if the store answers at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from typing import Any, TypeAlias, cast
 
 from google.protobuf.message import Message
 
 from ...core._decision import Decision
+from ...core._errors import TooLargeError
 from ...core._validation import reject
 from ...wire import decision_message, fill, forecast_message
 from ...wire.proto import rate_limiter_pb2 as pb
@@ -44,10 +46,62 @@ def decisions(service: Service, places: Places) -> dict[str, Unary]:
     for server, methods in calls:
         for name, (request, _) in methods.items():
             answer = answers.named(name)
-            made[f"/{server}/{name}"] = Unary(request.FromString, answer, places, observe)
+            parse = partial(_parse, request.FromString)
+            made[f"/{server}/{name}"] = Unary(parse, answer, places, observe)
     for name in FOR_OPERATORS:
         made[name].for_operators = True
     return made
+
+
+MAX_FIELDS = 20_000
+"""How many fields a message may have, those of its parts included. While it is parsed and read, no
+other call is served."""
+
+_REQUESTS = pb.CheckManyRequest.DESCRIPTOR.fields_by_name["requests"].number
+_BYTES = 2
+
+
+def _parse(parse: Callable[[bytes], Message], data: bytes) -> Message:
+    # A field takes at least two bytes.
+    if len(data) > 2 * MAX_FIELDS:
+        _require_few_fields(data)
+    return parse(data)
+
+
+def _require_few_fields(data: bytes) -> None:
+    """Reject a message with too many fields before it is parsed. One that is malformed is left to
+    the parser."""
+    fields, at, end = 0, 0, len(data)
+    while at < end:
+        fields += 1
+        if fields > MAX_FIELDS:
+            raise TooLargeError(
+                f"a message may have at most {MAX_FIELDS} fields, those of its parts included; "
+                "split the call"
+            )
+        tag, at = _varint(data, at)
+        kind = tag & 7
+        if kind == _BYTES:
+            size, at = _varint(data, at)
+            # The parts of a batch are entered: their fields follow here.
+            at += 0 if tag >> 3 == _REQUESTS else size
+        elif kind == 0:
+            _, at = _varint(data, at)
+        elif kind in (1, 5):
+            at += 8 if kind == 1 else 4
+        else:
+            return
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    for place in range(at, min(at + 10, len(data))):
+        byte = data[place]
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, place + 1
+        shift += 7
+    return 0, len(data)
 
 
 class GrpcAnswers:

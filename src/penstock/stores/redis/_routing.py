@@ -230,7 +230,10 @@ class RedisRouter:
             return True
         code = failure.code
         if code == "NOSCRIPT" and command_set.script is not None:
-            command_set.as_text = True
+            if not command_set.as_text:
+                # Not counted: a server that has just restarted may have used up all attempts.
+                command_set.as_text = True
+                return False
         elif code in ("MOVED", "ASK") and (owner := self._moved(command_set, failure, where)):
             command_set.where, command_set.asking = owner, code == "ASK"
             command_set.tries += 1
