@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from penstock.core._errors import EXTRAS
 from tests.cli.shell import Run
 from tests.servers.process import REPO
+from tests.stores.redis.broken import broken_server, resp
 from tests.stores.redis.live import url_of
 
 
@@ -75,3 +77,22 @@ def test_a_good_file_is_counted(run: Run, tmp_path: Path) -> None:
     code, out, _ = run("doctor", "--config", str(path))
     assert code == 0
     assert f"policies: {path} is good, 1 policy" in out
+
+
+@pytest.mark.parametrize(("ahead_s", "code"), [(0, 0), (3_600, 2), (-3_600, 0)])
+def test_a_server_whose_clock_is_ahead_of_callers_that_decide_is_code_2(
+    run: Run, ahead_s: int, code: int
+) -> None:
+    """Keys would expire too early for them. The server's own clock may be anything."""
+
+    def reply(words: list[bytes]) -> bytes:
+        shown = [b"%d" % (time.time() + ahead_s), b"0"]
+        return resp(shown) if words[0] == b"TIME" else resp(None)
+
+    with broken_server() as server:
+        server.answer(reply)
+        url = f"redis://127.0.0.1:{server.port}?timeout_ms=20000"
+        found, out, _ = run("doctor", "--store", f"{url}&use_server_time=false")
+        assert found == code
+        assert ("s ahead of this machine's" in out) == (code == 2)
+        assert run("doctor", "--store", url)[0] == 0

@@ -21,7 +21,10 @@ from ..core._errors import (
     distribution_of,
     install_line,
 )
+from ..core._lua import MARGIN_MS
 from ..core._register import registered
+from ..core._store import Store
+from ..core._validation import reject
 from ..service._fail_modes import PING, PING_KEY, ask_store
 from ..service._logs import shown_store
 from ..stores._opening import open_store
@@ -114,6 +117,7 @@ def _reach(url: str) -> str:
     store, clock = open_store(url), SystemClock()
 
     def ask() -> list[float]:
+        _require_server_clock(store, clock.now)
         return [_timed(lambda: store.apply(PING_KEY, PING, clock.now(), 1)) for _ in range(2)]
 
     async def aask() -> list[float]:
@@ -126,6 +130,20 @@ def _reach(url: str) -> str:
 
     first, again = call_and_close(store, ask, aask)
     return f"{shown_store(url)} answers, in {first:.1f} ms at first and in {again:.1f} ms then"
+
+
+def _require_server_clock(store: Store, now: Callable[[], int]) -> None:
+    """Reject a Redis whose clock is so far ahead of ours that it removes keys too early for callers
+    that decide by their own clock. `MARGIN_MS` is how much longer every key is kept."""
+    if store.reads_own_clock or (shown := store.server_now(PING_KEY)) is None:
+        return
+    ahead_ms = shown - now()
+    if ahead_ms > MARGIN_MS:
+        reject(
+            f"the clock of the server is {ahead_ms // 1000} s ahead of this machine's, which "
+            "decides because of use_server_time=false: states of callers with the later clock "
+            "expire too early for this one; set the clocks right, or leave use_server_time out"
+        )
 
 
 def _timed(call: Callable[[], object]) -> float:

@@ -184,6 +184,11 @@ class Store:
                 "ignored; leave it out, or make the store with use_server_time=False"
             )
 
+    def server_now(self, key: str) -> int | None:
+        """What the clock shows of the server that owns the key and removes expired states,
+        whichever clock decides; None if there is no such server, or if it is not known."""
+        return None
+
     def require_strategy(self, strategy: Strategy) -> None:
         """Raise `config_invalid` if checks of this strategy would keep the store busy for too
         long."""

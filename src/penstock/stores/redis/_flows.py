@@ -308,6 +308,11 @@ class RedisFlows:
         transforms = [transform for _, transform, _, _ in steps]
         return _second_look(transforms, lambda: apply_steps(self._router, plan, steps, at))
 
+    def server_now(self, key: str) -> RedisFlow:
+        """The clock of the server that owns the key."""
+        (time,) = yield from self._router.ask(key, (TIME,), consuming=False)
+        return ms_of(time)
+
     def _operate(
         self,
         key: str,

@@ -186,6 +186,10 @@ class RedisStore(Store, ForkAware):
         elif first is None or first.begin_steps(steps, now, told) is None:
             self._async.begin(self._flows.apply_all(steps, now), told)
 
+    def server_now(self, key: str) -> int:
+        now: int = self._sync.run(self._flows.server_now(key))
+        return now
+
     def require_strategy(self, strategy: Strategy) -> None:
         if strategy.most_parts > MAX_PARTS:
             reject(
