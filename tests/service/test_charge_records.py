@@ -16,9 +16,11 @@ from penstock import (
     ConfigInvalidError,
     ManualClock,
     MemoryStore,
+    OverloadedError,
     QueueFullError,
     fixed_window,
 )
+from penstock.client import ServiceLimiter
 from penstock.config import parse_policies
 from penstock.core._transform import Transform, checking
 from penstock.service import Service, _charge_records, build_service
@@ -178,6 +180,11 @@ def test_too_many_open_charges_are_an_answer_of_their_own_over_http_and_grpc(
             with pytest.raises(grpc.RpcError) as refused:
                 ChargesStub(channel).Reserve(pb.ChargeRequest(policy="api", key="k"))
             assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        for transport in ports:
+            with ServiceLimiter(running.url(transport), "api", fail="open") as limiter:
+                with pytest.raises(OverloadedError, match="open charges"):
+                    limiter.reserve("k")
+                assert limiter.check("k").degraded is None
 
 
 def test_reserving_and_cancelling_in_a_loop_does_not_fill_a_server() -> None:
