@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from penstock import (
+    ConfigInvalidError,
     Decision,
     Limiter,
     ManualClock,
@@ -21,6 +22,7 @@ from penstock import (
     rate_limit,
     sliding_window_log,
 )
+from penstock.core._durations import wait_in_words
 from tests.support.helpers import (
     HUGE,
     NOW,
@@ -269,3 +271,18 @@ def test_a_custom_strategy_that_fails_changes_nothing(path: str) -> None:
     with pytest.raises(LookupError, match="thirteen"):
         limiter.check("k", 13)
     assert limiter.check("k", 3).remaining == 0
+
+
+@pytest.mark.parametrize("text", ["2/minute;5/hour", "2/minute, 5/hour", "2/minute and 5/hour"])
+def test_several_rates_in_one_text_are_refused_with_the_way_to_write_them(text: str) -> None:
+    """As one `Limits`, or as several limits of an integration."""
+    with pytest.raises(ConfigInvalidError, match="several limits are several rules") as refused:
+        rate_limit(text)
+    assert "Limits({'a': '2/minute', 'b': '5/hour'})" in str(refused.value)
+
+
+def test_long_waits_are_told_in_days() -> None:
+    """Rounded up, in the unit that people would use."""
+    waits = {1: "1 s", 90_000: "90 s", 180_001: "4 minutes", 7_200_000: "2 hours"}
+    waits |= {172_800_000: "2 days", 1_080_529_000: "13 days"}
+    assert {ms: wait_in_words(ms) for ms in waits} == waits

@@ -458,3 +458,21 @@ def test_mistakes_are_told_at_construction() -> None:
     bare.add_url_rule("/", "home", RateLimits().limit(ONE)(lambda: "home"))
     with pytest.raises(ConfigInvalidError, match=r"call limits.init_app\(app\)"):
         bare.test_client().get("/")
+
+
+async def _later(_request: Any) -> str:
+    return "k"
+
+
+def test_an_async_key_or_cost_is_refused_where_it_is_declared() -> None:
+    """And not first by a request."""
+    limits = RateLimits()
+    for refused in (
+        lambda: RateLimits(Flask("a"), "5/minute", key=_later),
+        lambda: RateLimits(Flask("a"), Rule("5/minute", key=_later)),
+        lambda: RateLimits(Flask("a"), Rule("5/minute", cost=_later)),
+        lambda: limits.limit("5/minute", key=_later),
+        lambda: limits.shared_limit("a", "5/minute", cost=_later),
+    ):
+        with pytest.raises(ConfigInvalidError, match=r"_later.* is async: make it a plain def"):
+            refused()

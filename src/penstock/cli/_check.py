@@ -11,6 +11,7 @@ from ..config._loading import import_modules
 from ..config._model import form_of
 from ..core._clock import SystemClock
 from ..core._decision import Decision
+from ..core._durations import wait_in_words
 from ..core._errors import ConfigInvalidError, UnsupportedError
 from ..core._limiter import Limiter
 from ..core._store import Store
@@ -147,4 +148,6 @@ def _in_words(decision: Decision, now: int) -> str:
 
 
 def _seconds(ms: int) -> str:
+    if ms > 3_600_000:
+        return wait_in_words(ms)
     return f"{ms / 1000:,.3f}".rstrip("0").rstrip(".") + " s"

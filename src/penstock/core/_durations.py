@@ -20,6 +20,7 @@ __all__ = [
     "parse_rate",
     "rate_in_words",
     "span_in_words",
+    "wait_in_words",
 ]
 
 
@@ -57,12 +58,28 @@ def parse_duration_ms(text: Any) -> int:
 def parse_rate(text: Any) -> tuple[int, int]:
     """`"100/minute"` is `(100, 60000)`; `"5/30s"` is `(5, 30000)`."""
     match = re.fullmatch(_RATE, text, re.ASCII | re.DOTALL) if isinstance(text, str) else None
+    if match is not None and text.count("/") > 1:
+        _refuse_several(text)
     if match is None:
         reject(
             "a rate is a whole count and a period, such as '100/minute' or '5/30s', not "
             f"{shown(text)}{_meant(text) if isinstance(text, str) else ''}"
         )
     return int(match[1]), parse_duration_ms(match[2])
+
+
+def _refuse_several(text: str) -> None:
+    """Reject a text of several rates, and say how several limits are written."""
+    rates = [each.strip() for each in re.split(r"[;,|&+]|\band\b", text) if each.strip()]
+    if len(rates) > 1 and all(re.fullmatch(_RATE, each, re.ASCII) for each in rates):
+        pairs = zip("abcdefgh", rates, strict=False)
+        named = ", ".join(f"'{name}': {rate!r}" for name, rate in pairs)
+        listed = ", ".join(map(repr, rates))
+        reject(
+            f"a rate is one limit, not {shown(text)}; several limits are several rules: "
+            f"Limits({{{named}}}), and where an integration takes limits, one after the other: "
+            f"{listed}"
+        )
 
 
 def _near(unit: str) -> str:
@@ -104,6 +121,14 @@ def span_in_words(span_ms: int) -> str:
         if count and not rest:
             return f"{count:,} {unit}{'s' * (count > 1)}"
     return f"{span_ms:,} ms"
+
+
+def wait_in_words(wait_ms: int) -> str:
+    """A wait for people, rounded up: 90 s, 45 minutes, 30 hours, 13 days."""
+    for unit, least in (("day", 2), ("hour", 2), ("minute", 3)):
+        if wait_ms >= least * UNIT_MS[unit]:
+            return f"{-(-wait_ms // UNIT_MS[unit]):,} {unit}s"
+    return f"{max(1, -(-wait_ms // 1000))} s"
 
 
 def rate_in_words(units: float, span_ms: int, *, of: str = "", sliding: bool = False) -> str:

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
+from ..core._durations import wait_in_words
 from ..core._verdict import Verdict
 from ._ruling import PROBLEM_JSON, Answered, Line, Ruling, lines_of
 from ._who import NO_ROUTE
@@ -28,7 +29,7 @@ __all__ = [
     "is_last",
     "note",
     "refuse_websocket",
-    "retry_s",
+    "retry_in_words",
     "rulings_of",
     "send_refusal",
     "settle_all",
@@ -250,7 +251,7 @@ async def refuse_websocket(ruling: Ruling, scope: Scope, receive: Receive, send:
         await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": "rate limit"})
 
 
-def retry_s(ruling: Ruling) -> int:
-    """The seconds after which a client may retry."""
+def retry_in_words(ruling: Ruling) -> str:
+    """The time after which a client may retry."""
     verdict: Verdict | None = ruling.verdict
-    return 1 if verdict is None else max(1, -(-verdict.retry_after_ms // 1000))
+    return wait_in_words(1_000 if verdict is None else verdict.retry_after_ms)

@@ -46,6 +46,7 @@ __all__ = [
     "optional",
     "path_of",
     "require_outcome",
+    "require_sync_functions",
     "slug",
     "value_of",
 ]
@@ -285,6 +286,16 @@ def app_limits(reader: RequestReader, options: Mapping[str, Any]) -> AppLimits:
     """The limits of an app with these options; the error for an unknown one suggests another."""
     require_options(options, list(WebOptions.__annotations__))
     return AppLimits(reader, **options)
+
+
+def require_sync_functions(*owners: Any) -> None:
+    """Reject async functions of rules and apps in a framework that cannot await them, where they
+    are declared."""
+    for owner in owners:
+        keys = owner.key.values() if isinstance(owner.key, Mapping) else [owner.key]
+        for function in (*keys, getattr(owner, "cost", None), getattr(owner, "attributes", None)):
+            if callable(function) and is_async(function):
+                reject(f"{_NO_ASYNC}; {shown(function)} is async: make it a plain def")
 
 
 def _refuse_async(value: Any) -> Any:

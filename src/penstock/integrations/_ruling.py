@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..adapters._headers import VerdictHeaders
+from ..core._durations import wait_in_words
 from ..core._errors import StoreUnavailableError
 from ..core._flow import Flow, adrive, drive
 from ..core._verdict import Verdict
@@ -200,12 +201,11 @@ class Ruling:
                 "code": "overloaded" if self.is_overloaded else "store_unavailable",
             }
         else:
-            seconds = max(1, -(-self.verdict.retry_after_ms // 1000))
             told = {
                 "type": f"{_PROBLEMS}quota-exceeded",
                 "title": "Too many requests",
                 "status": 429,
-                "detail": f"Try again in {seconds} s.",
+                "detail": f"Try again in {wait_in_words(self.verdict.retry_after_ms)}.",
                 "code": "rate_limit_exceeded",
                 "violated-policies": list(self.verdict.violated),
             }

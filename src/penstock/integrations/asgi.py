@@ -22,7 +22,7 @@ from ._asgi import (
     is_any_open,
     note,
     refuse_websocket,
-    retry_s,
+    retry_in_words,
     rulings_of,
     send_refusal,
     settle_all,
@@ -262,6 +262,6 @@ class _Watched:
         if ruling is None or ruling.allowed:
             return message
         self._closed = True
-        reason = f"rate limit exceeded, try again in {retry_s(ruling)} s"
+        reason = f"rate limit exceeded, try again in {retry_in_words(ruling)}"
         await self._send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": reason})
         return {"type": "websocket.disconnect", "code": POLICY_VIOLATION, "reason": reason}

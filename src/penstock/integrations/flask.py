@@ -15,9 +15,17 @@ from weakref import WeakKeyDictionary
 
 from ..core._errors import require_module
 from ..core._validation import reject, shown
-from ._asgi import retry_s
+from ._asgi import retry_in_words
 from ._deciding import RuleSet
-from ._rules import AppLimits, Rule, WebOptions, add_rules, app_limits, as_rules
+from ._rules import (
+    AppLimits,
+    Rule,
+    WebOptions,
+    add_rules,
+    app_limits,
+    as_rules,
+    require_sync_functions,
+)
 from ._ruling import PROBLEM_JSON, Ruling, give_back, put_on
 from ._who import NO_ROUTE
 
@@ -72,6 +80,9 @@ class RateLimits:
     used. The `Verdict` is `g.rate_limit`.
     """
 
+    awaits: bool = False
+    """Whether functions for keys and costs may be async."""
+
     def __init__(
         self, app: Flask | None = None, *limits: Any, **options: Unpack[WebOptions]
     ) -> None:
@@ -83,9 +94,11 @@ class RateLimits:
         self._views: WeakKeyDictionary[Any, list[Rule]] = WeakKeyDictionary()
         self._blueprints: dict[Any, list[Rule]] = {}
         self._exempt: set[Any] = set()
-        as_rules(limits)
+        rules = as_rules(limits)
         # Without a store yet, to report mistakes where they are made.
-        app_limits(_WerkzeugReader(), {**options, "store": None})
+        shared = app_limits(_WerkzeugReader(), {**options, "store": None})
+        if not self.awaits:
+            require_sync_functions(shared, *rules.values())
         if app is not None:
             self.init_app(app)
 
@@ -150,11 +163,12 @@ class RateLimits:
     def _limited(view: Callable[..., Any], rules: list[Rule]) -> Callable[..., Any]:
         return _limited(view, rules)
 
-    @staticmethod
-    def _rules(limits: Iterable[Any], options: dict[str, Any]) -> list[Rule]:
+    def _rules(self, limits: Iterable[Any], options: dict[str, Any]) -> list[Rule]:
         made = [limit if isinstance(limit, Rule) else Rule(limit, **options) for limit in limits]
         if not made:
             reject("a limit must be given, such as '100/minute'")
+        if not self.awaits:
+            require_sync_functions(*made)
         return made
 
 
@@ -320,7 +334,7 @@ def _decide(limits: _ViewLimits, rules: RuleSet | None, asked: Any) -> Any:
 def _as_error(ruling: Ruling) -> HTTPException:
     """A refusal as an exception, for the app's error handlers."""
     kind = ServiceUnavailable if ruling.verdict is None else TooManyRequests
-    return kind(f"Try again in {retry_s(ruling)} s.")
+    return kind(f"Try again in {retry_in_words(ruling)}.")
 
 
 def _after(response: Response) -> Response:

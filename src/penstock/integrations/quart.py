@@ -65,6 +65,8 @@ class AsyncRateLimits(RateLimits):
     `g.rate_limit`. A store that was opened from a URL is closed when the app has served.
     """
 
+    awaits = True
+
     def __init__(
         self, app: Quart | None = None, *limits: Any, **options: Unpack[WebOptions]
     ) -> None:
