@@ -42,6 +42,11 @@ from sys import getsizeof
 cdef int64_t MAX_SAFE = 9007199254740991
 cdef double MAX_SAFE_D = 9007199254740991.0
 cdef double MAX_INSTANT_D = 70368744177664.0
+cdef double MAX_STORED_D = 140737488355328.0
+cdef double MAX_SPAN_D = 4398046511104.0
+# As in core/_figures.py and strategies/_token_bucket.py.
+cdef double NUDGE = 1.0 - 2.0 ** -50
+cdef double NEARLY_ONE = 1.0 - 2.0 ** -53
 
 cdef object MAX_WORD = 2**63 - 1
 

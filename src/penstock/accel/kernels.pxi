@@ -47,6 +47,41 @@ ctypedef struct KernelOutcome:
     int64_t ttl
 
 
+# The figures of states, by numbers: see core/_figures.py. A record has its number in the second
+# word; that of a token bucket is above the 48 bits of its instant. Programs have few figures; states
+# of any beyond these have the number 0, and are read as if they were of the reader's own figures.
+cdef enum:
+    MOST_FIGURES = 1 << 15
+    INSTANT_BITS = 48
+
+cdef int64_t INSTANT_MASK = (<int64_t> 1 << INSTANT_BITS) - 1
+
+ctypedef struct Figures:
+    double first
+    double second
+
+cdef Figures[MOST_FIGURES] FIGURES
+cdef list FIGURES_OF_PYTHON = [None]
+cdef dict FIGURES_NUMBERS = {}
+
+
+cdef int64_t number_of_figures(figures) except -1:
+    """The number of a pair of figures, or of None."""
+    cdef int64_t number
+    if figures is None:
+        return 0
+    found = FIGURES_NUMBERS.get(figures)
+    if found is not None:
+        return found
+    number = len(FIGURES_OF_PYTHON)
+    if number == MOST_FIGURES:
+        return 0
+    FIGURES[number].first, FIGURES[number].second = figures
+    FIGURES_OF_PYTHON.append(figures)
+    FIGURES_NUMBERS[figures] = number
+    return number
+
+
 cdef inline int64_t at_least(int64_t low, int64_t value) noexcept:
     return value if value > low else low
 
@@ -65,15 +100,18 @@ cdef class Kernel:
     cdef int64_t i0
     cdef int64_t i1
     cdef int64_t i2
+    cdef int64_t figures
 
     def __init__(self, tuple declared not None):
         name = declared[0]
         if name == "gcra":
             self.kind = GCRA
             self.d0, self.d1, self.i0 = declared[1], declared[2], declared[3]
+            self.figures = number_of_figures((self.d0, self.d1))
         elif name == "token_bucket":
             self.kind = TOKEN_BUCKET
             self.d0, self.d1, self.i0 = declared[1], declared[2], declared[3]
+            self.figures = number_of_figures((self.d0, self.d1))
             self.i1 = <int64_t> self.d0
         elif name == "fixed_window":
             self.kind = FIXED_WINDOW
@@ -103,8 +141,13 @@ cdef inline void decide(
     KernelOutcome* outcome,
 ) noexcept:
     if kernel.kind == GCRA:
+        if known and b.i != kernel.figures and b.i:
+            a.d = adopted_gcra(kernel, a.d, &FIGURES[b.i], now)
         decide_gcra(kernel, known, a, now, cost, outcome)
     elif kernel.kind == TOKEN_BUCKET:
+        if known and b.i >> INSTANT_BITS != kernel.figures and b.i >> INSTANT_BITS:
+            adopt_token_bucket(kernel, &a, &b, now)
+        b.i &= INSTANT_MASK
         decide_token_bucket(kernel, known, a, b, now, cost, outcome)
     elif kernel.kind == FIXED_WINDOW:
         decide_fixed_window(kernel, known, a, b, now, cost, outcome)
@@ -114,6 +157,54 @@ cdef inline void decide(
         decide_sliding_window(kernel, <Runs*> b.p if known else NULL, now, cost, outcome)
     else:
         decide_sliding_window_log(kernel, <Runs*> b.p if known else NULL, now, cost, outcome)
+
+
+cdef inline double middle(double one, double other, double third) noexcept:
+    cdef double low = one if one < other else other
+    cdef double high = other if one < other else one
+    if third < low:
+        return low
+    return high if third > high else third
+
+
+cdef double adopted_gcra(Kernel kernel, double tat, const Figures* figures, int64_t now) noexcept:
+    cdef double interval = figures.first
+    cdef double tau = figures.second
+    cdef double ahead, kept
+    if tat <= now:
+        return tat
+    if tat * 2048.0 - floor(tat * 2048.0) == 0.5:
+        return tat - (tau - interval) + (kernel.d1 - kernel.d0)
+    ahead = tat - now
+    kept = middle(ahead * kernel.d0 / interval, ahead * kernel.d1 / tau, ahead)
+    if kept == ahead:
+        return tat
+    kept = now + ceil(kept * NUDGE * 2048.0) / 2048.0
+    return kept if kept < MAX_STORED_D else MAX_STORED_D
+
+
+cdef void adopt_token_bucket(Kernel kernel, Word* a, Word* b, int64_t now) noexcept:
+    cdef const Figures* figures = &FIGURES[b.i >> INSTANT_BITS]
+    cdef double capacity = figures.first
+    cdef double rate = figures.second
+    cdef double tokens = a.d
+    cdef int64_t at = b.i & INSTANT_MASK
+    cdef bint is_paused = at > now and tokens < 1.0
+    cdef double used, lowest
+    if now > at:
+        tokens = tokens + <double> (now - at) * rate
+        at = now
+    used = capacity - (tokens if tokens < capacity else capacity)
+    tokens = kernel.d0 - middle(used * kernel.d1 / rate, used * kernel.d0 / capacity, used) * NUDGE
+    lowest = kernel.d0 - 2.0 * MAX_SPAN_D * kernel.d1
+    if lowest < -MAX_SAFE_D:
+        lowest = -MAX_SAFE_D
+    if tokens < lowest:
+        tokens = lowest
+    if is_paused and tokens > NEARLY_ONE:
+        tokens = NEARLY_ONE
+    a.d = tokens
+    b.i = at
 
 
 cdef inline void decide_gcra(
@@ -139,7 +230,7 @@ cdef inline void decide_gcra(
     outcome.reset_at = <int64_t> ceil(fresh)
     outcome.retry = 0
     outcome.a.d = fresh
-    outcome.b.i = 0
+    outcome.b.i = kernel.figures
     outcome.ttl = at_least(1, <int64_t> ceil(fresh - now))
 
 
@@ -165,7 +256,7 @@ cdef inline void decide_token_bucket(
         outcome.allowed = True
         outcome.retry = 0
         outcome.a.d = tokens
-        outcome.b.i = at
+        outcome.b.i = at | kernel.figures << INSTANT_BITS
         outcome.ttl = (at - now) + kernel.i0
     else:
         outcome.allowed = False

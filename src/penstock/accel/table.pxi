@@ -593,14 +593,18 @@ cdef class Table:
     cdef object _export(self, str key, uint32_t position, str wanted, Kind kind):
         """A state as Python sees it."""
         cdef Record* entry = &self.entries[position]
+        cdef int64_t word
         if wanted and (
             entry.kind != kind or kind == OBJECT and <str> <PyObject*> entry.a.p != wanted
         ):
             raise self._clash(key, entry, wanted)
         if entry.kind == GCRA:
-            return entry.a.d
+            return entry.a.d, FIGURES_OF_PYTHON[entry.b.i]
         if entry.kind == TOKEN_BUCKET:
-            return entry.a.d, entry.b.i
+            # Read before any tuple is made.
+            word = entry.b.i
+            bucket = entry.a.d, word & INSTANT_MASK
+            return bucket, FIGURES_OF_PYTHON[word >> INSTANT_BITS]
         if entry.kind == FIXED_WINDOW:
             return entry.a.i, entry.b.i
         if entry.kind == CREDITS:
@@ -615,9 +619,12 @@ cdef class Table:
         fresh.kind = kind
         fresh.a.i = fresh.b.i = 0
         if kind == GCRA:
-            fresh.a.d = state
+            fresh.a.d, figures = state
+            fresh.b.i = number_of_figures(figures)
         elif kind == TOKEN_BUCKET:
-            fresh.a.d, fresh.b.i = state
+            bucket, figures = state
+            fresh.a.d, fresh.b.i = bucket
+            fresh.b.i |= number_of_figures(figures) << INSTANT_BITS
         elif kind == FIXED_WINDOW:
             fresh.a.i, fresh.b.i = state
         elif kind == CREDITS:

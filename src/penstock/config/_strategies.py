@@ -108,9 +108,10 @@ def strategy_of(fields: Fields) -> Strategy:
 
 
 def made(fields: Fields, cls: type[Strategy], values: Mapping[str, Any]) -> Strategy:
-    """Make a strategy of these values; errors are reported at the place of `fields`."""
+    """Make a strategy of these values; errors are reported at the place of `fields`. It keeps its
+    figures, since plans, overrides and reloads change them."""
     try:
-        return cls(**values)
+        return cls(**values).keeping_figures()
     except ConfigInvalidError as error:
         raise fields.tree.error(fields.path, str(error)) from error
 

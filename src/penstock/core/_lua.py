@@ -106,6 +106,7 @@ REPLY = ("allowed", "limit", "remaining", "resetAt", "retryAfterMs")
 _NUMBERED = frozenset({"refund", "book", "pause"})
 _DECIDE = "\n-- Decide.\n"
 _SECTION = re.compile(r"\n-- (Give back|Only for [^\n]+)\.\n")
+_READ_OR_WRITE = re.compile(r"^local function (?:read|write)\(.*?^end\n", re.DOTALL | re.MULTILINE)
 # Operations of `all` that every strategy has, by what makes them of its check.
 _LOOKING = {"look": "looking", "try": "trying"}
 
@@ -118,7 +119,8 @@ class LuaSource:
     parameters that are not passed, where one file has several variants. `state` and `raw` say in
     words what a key holds and what reading it returns. `decode` turns the latter into what
     `Strategy.restore` takes, or None; ValueError if it cannot be one. `beyond_check` names the
-    functions that the file has below `-- Give back.`
+    functions that the file has below `-- Give back.` `over` is another file, to which this one is
+    an addition: it has only `raw`, `read` and `write`, which replace those of the other file.
     """
 
     def __init__(
@@ -133,9 +135,11 @@ class LuaSource:
         decode: Callable[[Any], Any],
         constants: Mapping[str, Any] | None = None,
         beyond_check: tuple[str, ...] = (),
+        over: str = "",
     ) -> None:
         self.name = name
         self.file = file
+        self._over = over
         self.strategy: str = strategy or name
         self.argv = argv
         self.state = state
@@ -249,11 +253,11 @@ class LuaSource:
 
     @cached_property
     def text(self) -> str:
-        """What the file holds."""
-        with open(self.file, encoding="utf-8") as file:
-            text = file.read()
-        if _DECIDE not in text:
-            raise ConfigInvalidError(f"{self.file} has no line '{_DECIDE.strip()}'")
+        """What the file holds, and what stays of the one that it is an addition to."""
+        text = _text_of(self.file)
+        if self._over:
+            _, _, rest = _text_of(self._over).partition(_DECIDE)
+            text += "\n" + _READ_OR_WRITE.sub("", rest)
         return text
 
     def _script(self, role: str, *parts: str) -> LuaScript:
@@ -294,6 +298,14 @@ class LuaSource:
         return f"<LuaSource {self.name}>"
 
 
+def _text_of(path: str) -> str:
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    if _DECIDE not in text:
+        raise ConfigInvalidError(f"{path} has no line '{_DECIDE.strip()}'")
+    return text
+
+
 def _defines_only(roots: Collection[str], text: str) -> bool:
     """Whether a text has nothing but these functions, of which none calls another."""
     lines = text.splitlines()
@@ -301,10 +313,10 @@ def _defines_only(roots: Collection[str], text: str) -> bool:
     return len(begun) == len(roots) and all(text.count(f"{name}(") == 1 for name in roots)
 
 
-def beside(module_file: str) -> str:
+def beside(module_file: str, suffix: str = "") -> str:
     """The Lua file that belongs to a Python file: `bucket.lua` for `bucket.py` or `_bucket.py`."""
     folder, name = os.path.split(module_file)
-    return os.path.join(folder, os.path.splitext(name)[0].lstrip("_") + ".lua")
+    return os.path.join(folder, os.path.splitext(name)[0].lstrip("_") + suffix + ".lua")
 
 
 def hash_fields(raw: Any) -> tuple[Any, Any] | None:

@@ -210,6 +210,16 @@ class Strategy(ABC):
     """Whether a state only restricts what its key may do, so that evicting it would admit more. A
     full store evicts the least restrictive states first. False if a state grants something."""
 
+    figures: tuple[float, ...] | None = None
+    """The figures that its states depend on; None if a state means the same under any figures. See
+    `adopt`."""
+
+    keeps_figures: bool = False
+    """Whether its states in Redis hold these figures: see `keeping_figures`."""
+
+    lua_with_figures: LuaSource | None = None
+    """Its accelerator for Redis if its states hold figures."""
+
     # The methods that the accelerators implement, and the `check` that `name` was given for.
     _accelerated_check: Any = None
     _accelerated_look: Any = None
@@ -251,7 +261,8 @@ class Strategy(ABC):
         if not self.parameters:
             return repr(self)
         shaping = [each.name for each in self.parameters if each.shapes_state]
-        return f"{self.name}({', '.join(f'{name}={self.values[name]!r}' for name in shaping)})"
+        form = f"{self.name}({', '.join(f'{name}={self.values[name]!r}' for name in shaping)})"
+        return f"{form} with figures" if self.keeps_figures else form
 
     @abstractmethod
     def check(self, state: Any, now: int, cost: int) -> Outcome[Decision]:
@@ -352,6 +363,23 @@ class Strategy(ABC):
         return UnsupportedError(
             f"strategy {self.name!r} has no {name}; give it a {name}{arguments} method"
         )
+
+    def adopt(self, state: Any, now: int, figures: tuple[float, ...]) -> Any:
+        """The state of this strategy at `now` that stands for one that was written under other
+        `figures`. `core/_figures.py` says which laws hold. A pause keeps its instant. Only for
+        strategies that have `figures`."""
+        raise self._lacks("adopt", "(state, now, figures)")
+
+    def keeping_figures(self) -> Strategy:
+        """The same strategy, whose states hold the figures that they were written with in Redis,
+        too. In all other stores they always do. Raw states in Redis do not, since other clients
+        share them: use this where figures change while a limit has state, in all programs that
+        share it."""
+        if self.figures is None or self.lua_with_figures is None or self.keeps_figures:
+            return self
+        made = object.__new__(type(self))
+        vars(made).update(self.__getstate__(), keeps_figures=True)
+        return made
 
     def more_in_ms(self, decision: Decision, now: int, peeked: bool = False) -> float:
         """How long after a decision at `now` more than its `remaining` becomes available, as far as
@@ -458,6 +486,8 @@ class Strategy(ABC):
 
     def lua_source(self) -> LuaSource | None:
         """Which of its Lua sources to use; by default the first."""
+        if self.keeps_figures:
+            return self.lua_with_figures
         return self.lua_sources[0] if self.lua_sources else None
 
     def periods_at(self, now: int) -> tuple[int, int, int, int]:

@@ -18,6 +18,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from ._accelerator import LuaAccelerator
 from ._decision import Booking, Charged, Decision, Forecast, Outcome
+from ._figures import in_own_figures
 from ._strategy import Strategy
 
 __all__ = [
@@ -118,7 +119,8 @@ def _itself(result: Any) -> Any:
 
 def checking(strategy: Strategy) -> Transform[Decision]:
     """The transform behind `check`."""
-    transform = Transform(strategy, "check", strategy.check, _denying(strategy))
+    run = in_own_figures(strategy, strategy.check)
+    transform = Transform(strategy, "check", run, _denying(strategy))
     transform.admits = bool
     transform.reverse = lambda charged_at: refunding(strategy, charged_at)
     if strategy.restricts:
@@ -152,7 +154,7 @@ def looking(strategy: Strategy) -> Transform[Decision]:
     def run(state: Any, now: int, cost: int) -> Outcome[Decision]:
         return Outcome(state, strategy.look(state, now, cost), 0, False)
 
-    transform = Transform(strategy, "look", run, _denying(strategy))
+    transform = Transform(strategy, "look", in_own_figures(strategy, run), _denying(strategy))
     transform.admits = bool
     return transform
 
@@ -173,7 +175,9 @@ def refunding(strategy: Strategy, charged_at: int) -> Transform[int]:
     def run(state: Any, now: int, cost: int) -> Outcome[int]:
         return strategy.refund(state, now, cost, charged_at)
 
-    transform = Transform(strategy, "refund", run, lambda _now, _retry_after_ms: 0)
+    transform = Transform(
+        strategy, "refund", in_own_figures(strategy, run), lambda _now, _retry_after_ms: 0
+    )
     transform.argument = charged_at
     return transform
 
@@ -189,7 +193,7 @@ def charging(strategy: Strategy) -> Transform[Charged]:
     def refuse(now: int, retry_after_ms: int) -> Charged:
         return Charged(_denial(strategy, now, retry_after_ms), 0)
 
-    transform = Transform(strategy, "charge", run, refuse)
+    transform = Transform(strategy, "charge", in_own_figures(strategy, run), refuse)
     transform.reverse = lambda charged_at: refunding(strategy, charged_at)
     if strategy.restricts:
         transform.decision_in = attrgetter("decision")
@@ -205,7 +209,7 @@ def booking(strategy: Strategy, max_wait_ms: int) -> Transform[Booking]:
     def refuse(now: int, retry_after_ms: int) -> Booking:
         return Booking(_denying(strategy)(now, retry_after_ms), retry_after_ms)
 
-    transform = Transform(strategy, "book", run, refuse)
+    transform = Transform(strategy, "book", in_own_figures(strategy, run), refuse)
     transform.argument = max_wait_ms
     transform.admits = _is_booked
     transform.reverse = lambda charged_at: refunding(strategy, charged_at)
@@ -310,7 +314,9 @@ def pausing(strategy: Strategy, until_ms: int) -> Transform[None]:
     def run(state: Any, now: int, _cost: int) -> Outcome[None]:
         return strategy.pause(state, now, until_ms)
 
-    transform = Transform(strategy, "pause", run, lambda _now, _retry_after_ms: None)
+    transform = Transform(
+        strategy, "pause", in_own_figures(strategy, run), lambda _now, _retry_after_ms: None
+    )
     transform.argument = until_ms
     return transform
 
@@ -321,7 +327,7 @@ def peeking(strategy: Strategy) -> Transform[Decision]:
     def run(state: Any, now: int, _cost: int) -> Outcome[Decision]:
         return Outcome(state, strategy.peek(state, now), 0, False)
 
-    return Transform(strategy, "peek", run, checking(strategy).refuse)
+    return Transform(strategy, "peek", in_own_figures(strategy, run), checking(strategy).refuse)
 
 
 def finding(strategy: Strategy) -> Transform[bool]:
@@ -342,7 +348,7 @@ def forecasting(strategy: Strategy) -> Transform[Forecast]:
     def refuse(now: int, retry_after_ms: int) -> Forecast:
         return Forecast(0, now + retry_after_ms, now + retry_after_ms)
 
-    return Transform(strategy, "forecast", run, refuse)
+    return Transform(strategy, "forecast", in_own_figures(strategy, run), refuse)
 
 
 CLEAR: Transform[None] = Transform(
@@ -402,7 +408,7 @@ def leasing(strategy: Strategy, need: int) -> Transform[Grant]:
         denial = Decision(False, strategy.limit, 0, now + retry_after_ms, retry_after_ms)
         return Grant(0, denial, now)
 
-    transform = Transform(strategy, "lease", run, refuse)
+    transform = Transform(strategy, "lease", in_own_figures(strategy, run), refuse)
     transform.need = need
     transform.decision_in = attrgetter("decision")
     return transform

@@ -18,6 +18,7 @@ from math import isfinite
 from typing import Any
 
 from ..core._errors import ConfigInvalidError
+from ..core._figures import restored
 from ..core._lua import MARGIN_MS, MAX_MARGIN_MS
 from ..core._transform import Transform
 from ..core._validation import reject
@@ -78,7 +79,7 @@ def restore(raw: str | bytes | None, key: str, transform: Transform[Any], now: i
     if state is None or transform.strategy is None:
         return state
     try:
-        return transform.strategy.restore(state)
+        return restored(transform.strategy, state)
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise foreign_state(f"key {key!r}", error) from error
 

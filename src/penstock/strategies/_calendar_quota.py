@@ -20,6 +20,7 @@ from ..core._decision import Decision, Forecast, Outcome
 from ..core._lua import PERIODS, LuaSource, beside, whole
 from ..core._strategy import Parameter, Strategy
 from ..core._validation import MAX_SAFE, MAX_STORED_MS, reject, stored_whole, zone_of
+from ._fixed_window import PAUSED
 
 if TYPE_CHECKING:
     from datetime import datetime, tzinfo
@@ -147,14 +148,12 @@ class CalendarQuota(Strategy):
 
     def pause(self, state: State | None, now: int, until_ms: int) -> Outcome[None]:
         start, end, count = self._period(state, now)
-        # The limit comes on top of what is there, which may be given back during the pause.
-        paused = min(self.limit + min(self.limit, count), MAX_SAFE)
-        if until_ms <= now or (end >= until_ms and count >= paused):
+        if until_ms <= now or (end >= until_ms and count >= PAUSED):
             return Outcome(state, None, 0, False)
         if end < until_ms:
             # A spent period that is still to come stands until it is over.
             start, end = until_ms - 1, until_ms
-        return Outcome((start, end, paused), None, end - now, True)
+        return Outcome((start, end, MAX_SAFE), None, end - now, True)
 
     def longest_wait_ms(self, cost: int) -> int:
         return self.ttl_ms

@@ -33,6 +33,10 @@ Anchor = Literal["epoch", "first"]
 
 State = tuple[int, int]
 
+# A pause has to hold under whatever limit the window is read with later, and whatever comes back
+# meanwhile: so it is the largest count, and all counts from here on are that of a pause.
+PAUSED = MAX_SAFE // 2 + 1
+
 
 def _decode(raw: Any) -> State | None:
     fields = hash_fields(raw)
@@ -152,9 +156,7 @@ class FixedWindow(Strategy):
     def pause(self, state: State | None, now: int, until_ms: int) -> Outcome[None]:
         start, count = self._window(state, now)
         end = start + self.window_ms
-        # The limit comes on top of what is there, which may be given back during the pause.
-        paused = min(self.limit + min(self.limit, count), MAX_SAFE)
-        if until_ms <= now or (end >= until_ms and count >= paused):
+        if until_ms <= now or (end >= until_ms and count >= PAUSED):
             return Outcome(state, None, 0, False)
         if end < until_ms:
             # The first window that ends no earlier, as if the clock had been there before.
@@ -165,7 +167,7 @@ class FixedWindow(Strategy):
                 else until_ms - self.window_ms
             )
             end = start + self.window_ms
-        return Outcome((start, paused), None, end - now, True)
+        return Outcome((start, MAX_SAFE), None, end - now, True)
 
     def longest_wait_ms(self, cost: int) -> int:
         return self.window_ms

@@ -37,6 +37,17 @@ refunds would be lost. A charge from before the pause that is cancelled after su
 the pause earlier, by the units that it has more than were booked. From 2039 on doubles have no bit
 left for the mark, and a cancelled charge then shortens a pause by what its units take at the pace.
 
+A TAT means nothing without the interval and tau that it was written with, which are its figures.
+Under others the time that it runs ahead of now is multiplied by the middle one of 1, T' / T and
+tau' / tau (`core/_figures.py` says why), and rounded up to the grid. A wait is a sum of multiples of
+the grid, so what is rounded up to it is no longer than a wait that was no shorter before. A TAT that
+has the mark of a pause is put where the first unit is there at the same instant.
+
+In Redis the raw TAT holds no figures. It is read by the interval and tau of the reader, that is,
+the time that it runs ahead is kept. With the default burst that is nearly the same, since tau is the
+period then. With another burst, a wait after a change is at most the wait before it and the
+difference of the two tau longer, and a pause ends up to that difference earlier or later.
+
 The order of the floating-point operations is fixed: every accelerator repeats it to the bit.
 """
 
@@ -48,6 +59,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..core._decision import Booking, Decision, Forecast, Outcome
 from ..core._durations import parse_rate
+from ..core._figures import NUDGE, middle
 from ..core._lua import LuaSource, beside, real
 from ..core._strategy import Parameter, Strategy
 from ..core._validation import MAX_SAFE, MAX_SPAN_MS, MAX_STORED_MS, reject, stored_number
@@ -62,6 +74,13 @@ __all__ = ["Gcra", "gcra", "strategy_of_rate"]
 
 def _decode(raw: Any) -> float | None:
     return None if raw is None else real(raw)
+
+
+def _decode_with_figures(raw: Any) -> tuple[float, tuple[float, float]] | None:
+    if raw is None:
+        return None
+    tat, interval, tolerance = raw.split()
+    return real(tat), (real(interval), real(tolerance))
 
 
 _GRID = 2048
@@ -99,6 +118,18 @@ class Gcra(Strategy):
         ),
     )
 
+    lua_with_figures: LuaSource | None = LuaSource(
+        "gcraWithFigures",
+        beside(__file__, "_with_figures"),
+        over=beside(__file__),
+        strategy="gcra",
+        argv=("now", "periodMs", "limit", "burst", "cost"),
+        state="string: the TAT, the interval and tau that it was written with, each %.17g",
+        raw="the same, or nil",
+        decode=_decode_with_figures,
+        beyond_check=("refund", "charge", "book", "pause"),
+    )
+
     def __init__(self, limit: int, period_ms: int | timedelta, burst: int | None = None) -> None:
         super().__init__(limit=limit, period_ms=period_ms, burst=burst)
         burst = limit if burst is None else burst
@@ -114,6 +145,7 @@ class Gcra(Strategy):
         if self.tolerance_ms > MAX_SPAN_MS:
             reject(f"burst {self.burst} at this rate takes over {MAX_SPAN_MS} ms; lower it")
         self.ttl_ms: int = max(1, ceil(self.tolerance_ms))
+        self.figures: tuple[float, ...] | None = (self.interval_ms, self.tolerance_ms)
 
     def kernel_arguments(self) -> tuple[Any, ...]:
         return self.interval_ms, self.tolerance_ms, self.burst
@@ -227,6 +259,19 @@ class Gcra(Strategy):
         if until_ms <= now or tat == state:
             return Outcome(state, None, 0, False)
         return Outcome(tat, None, max(1, ceil(tat - now)), True)
+
+    def adopt(self, state: float, now: int, figures: tuple[float, ...]) -> float:
+        interval, tau = figures
+        if state <= now:
+            return state
+        if _is_marked(state):
+            return state - (tau - interval) + (self.tolerance_ms - self.interval_ms)
+        ahead = state - now
+        paced, scaled = ahead * self.interval_ms / interval, ahead * self.tolerance_ms / tau
+        kept = middle(paced, scaled, ahead)
+        if kept == ahead:
+            return state
+        return min(now + ceil(kept * NUDGE * _GRID) / _GRID, MAX_STORED_MS + 0.0)
 
     def _taken(self, tat: float, now: int) -> Outcome[Decision]:
         if tat - self.tolerance_ms <= now and _is_marked(tat):

@@ -37,6 +37,9 @@ MAX_BUCKETS = 100_000
 
 State = tuple[tuple[int, int], ...]
 
+# No limit of a window is larger, or its pauses may end a moment too soon.
+_HELD = 2.0**32
+
 
 def _decode(raw: Any) -> State | None:
     for field in raw[::2]:
@@ -176,11 +179,13 @@ class SlidingWindow(Strategy):
         tick, kept, _, _, _ = self._view(state, now)
         if until_ms <= now:
             return Outcome(state, None, 0, False)
-        # A full tick holds for as long as it counts whole: for the `buckets` ticks from its start.
-        # The limit comes on top of what is there, which may be given back during the pause.
-        tick = min(max(tick, ceil(until_ms / self.tick_ms) - self.buckets), self.last_tick)
+        # A pause has to hold under whatever limit the window is read with later, and whatever comes
+        # back meanwhile: so its tick is as full as can be. It holds until nearly the end of the
+        # tick in which it fades, that is, for as long as its part of the count is above `_HELD`.
+        fading = ceil((until_ms - 1) / self.tick_ms + _HELD / self.most_in_tick) - 1
+        tick = min(max(tick, fading - self.buckets), self.last_tick)
         count = dict(kept).get(tick, 0)
-        missing = min(self.limit + min(self.limit, count), self.most_in_tick) - count
+        missing = self.most_in_tick - count
         if missing <= 0:
             return Outcome(state, None, 0, False)
         kept = tuple([pair for pair in kept if pair[0] >= tick - self.buckets])

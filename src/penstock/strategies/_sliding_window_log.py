@@ -31,10 +31,23 @@ MAX_LOG_LIMIT = MAX_PARTS
 
 State = tuple[tuple[int, int], ...]
 
+# As many units as no limit has: the oldest pair of a log with so many is a pause. Its stamp is one
+# window before the end of the pause, so it holds until then, under whatever limit.
+PAUSED = 2**52
+_PAUSE = "pause"
+
 
 def _decode(raw: Any) -> State | None:
-    stamps = groupby(whole(score) for score in raw)
-    return tuple((stamp, sum(1 for _ in units)) for stamp, units in stamps) or None
+    stamps = [whole(score) for score in raw if not _names_pause(score)]
+    runs = {stamp: sum(1 for _ in units) for stamp, units in groupby(stamps)}
+    for score in filter(_names_pause, raw):
+        stamp = whole(score[len(_PAUSE) :])
+        runs[stamp] = runs.get(stamp, 0) + PAUSED
+    return tuple(sorted(runs.items())) or None
+
+
+def _names_pause(score: Any) -> bool:
+    return bool(score.startswith(_PAUSE.encode() if isinstance(score, bytes) else _PAUSE))
 
 
 class SlidingWindowLog(Strategy):
@@ -101,6 +114,9 @@ class SlidingWindowLog(Strategy):
         # Not while the clock is behind: what left the window in the meantime would be let in again.
         if not now - self.window_ms < charged_at <= now:
             return Outcome(state, 0, 0, False)
+        # What a pause stands for is not there any more.
+        if _is_paused(log) and charged_at <= log[0][0]:
+            return Outcome(state, 0, 0, False)
         # Units bear the instant at which they were charged, or a later one if the log had that
         # already. Others that are older than the caller's own may be taken: that admits no sooner.
         units, left = 0, []
@@ -134,14 +150,12 @@ class SlidingWindowLog(Strategy):
 
     def pause(self, state: State | None, now: int, until_ms: int) -> Outcome[None]:
         log, _ = self._live(state, now)
-        newest = log[-1][0] if log else 0
-        stamp = max(newest, until_ms - self.window_ms)
-        # On top of what is there, which may be given back during the pause.
-        units = dict(log).get(stamp, 0)
-        missing = self.limit + min(self.limit, units) - units
-        if until_ms <= now or missing <= 0:
+        stamp = until_ms - self.window_ms
+        if until_ms <= now or (_is_paused(log) and log[0][0] >= stamp):
             return Outcome(state, None, 0, False)
-        return Outcome(_added(log, stamp, missing), None, stamp - now + self.window_ms, True)
+        # What is older leaves the window before the pause ends.
+        log = ((stamp, PAUSED), *[pair for pair in log if pair[0] > stamp])
+        return Outcome(log, None, log[-1][0] - now + self.window_ms, True)
 
     def longest_wait_ms(self, cost: int) -> int:
         return self.window_ms
@@ -186,6 +200,10 @@ class SlidingWindowLog(Strategy):
         freed = accumulate(held for _, held in log)
         stamp = next(pair[0] for pair, total in zip(log, freed, strict=True) if total >= units)
         return stamp + self.window_ms
+
+
+def _is_paused(log: State) -> bool:
+    return bool(log) and log[0][1] >= PAUSED
 
 
 def _added(log: State, now: int, cost: int) -> State:

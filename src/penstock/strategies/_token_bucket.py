@@ -15,6 +15,12 @@ What is taken unconditionally or given back may be a sum that no double is: it i
 Else what came back could be worth a token more than what was charged: three tokens on top of one
 that is not quite there are not four. A booking is rounded as a check is, whose wait it has.
 
+Under other figures the tokens that are missing are multiplied by the middle one of 1 and the ratios
+of the capacities and of the refills (`core/_figures.py` says why). The raw hash in Redis holds no
+figures: there the tokens that are left are kept. Since the hash expires when the bucket of the last
+writer is full, a client that alternates between two buckets of which the larger one fills more
+slowly can have the larger one full after the time that the smaller one takes to fill.
+
 The order of the floating-point operations is fixed: every accelerator repeats it to the bit.
 """
 
@@ -25,7 +31,8 @@ from typing import Any
 
 from ..core._decision import Booking, Decision, Forecast, Outcome
 from ..core._durations import pace_in_words
-from ..core._lua import LuaSource, beside, hash_fields, signed, whole
+from ..core._figures import NUDGE, middle
+from ..core._lua import LuaSource, beside, hash_fields, real, signed, whole
 from ..core._strategy import Parameter, Strategy
 from ..core._validation import (
     MAX_SAFE,
@@ -61,6 +68,13 @@ _WINDOW = Parameter("window_ms", "span")
 def _decode(raw: Any) -> State | None:
     fields = hash_fields(raw)
     return None if fields is None else (signed(fields[0]), whole(fields[1]))
+
+
+def _decode_with_figures(raw: Any) -> tuple[State, tuple[float, float]] | None:
+    if all(field is None for field in raw):
+        return None
+    tokens, last, capacity, rate = raw
+    return (signed(tokens), whole(last)), (real(capacity), real(rate))
 
 
 def full_before(reset_at: int, full_in_ms: float, charged_at: int) -> int:
@@ -103,6 +117,21 @@ class TokenBucket(Strategy):
         ),
     )
 
+    lua_with_figures: LuaSource | None = LuaSource(
+        "tokenBucketWithFigures",
+        beside(__file__, "_with_figures"),
+        over=beside(__file__),
+        strategy="tokenBucket",
+        argv=("now", "capacity", "refillPerSec", "cost"),
+        state=(
+            "hash: t tokens, %.17g; l the last ms credited, %.0f; c the capacity and r the refill "
+            "per ms that it was written with, each %.17g"
+        ),
+        raw="t, l, c and r, or nil four times",
+        decode=_decode_with_figures,
+        beyond_check=("refund", "charge", "book", "pause"),
+    )
+
     def __init__(self, capacity: int, refill_per_sec: float) -> None:
         super().__init__(capacity=capacity, refill_per_sec=refill_per_sec)
         self.limit = capacity
@@ -119,6 +148,7 @@ class TokenBucket(Strategy):
         self.ttl_ms: int = max(1, ceil(self.full_in_ms))
         while self.ttl_ms * self.refill_per_ms < self.capacity:
             self.ttl_ms += 1
+        self.figures: tuple[float, ...] | None = (self.capacity, self.refill_per_ms)
         # The deepest debt: its end is still an instant that a state may name.
         self.lowest: float = max(self.capacity - 2 * MAX_SPAN_MS * self.refill_per_ms, -MAX_SAFE)
 
@@ -222,6 +252,18 @@ class TokenBucket(Strategy):
         tokens, at = self._level(state, until_ms)
         tokens = min(tokens, _NEARLY_ONE)
         return Outcome((tokens, at), None, self._ttl(tokens, at, now), True)
+
+    def adopt(self, state: State, now: int, figures: tuple[float, ...]) -> State:
+        capacity, rate = figures
+        tokens, at = state
+        is_paused = at > now and tokens < 1
+        if now > at:
+            tokens += (now - at) * rate
+            at = now
+        used = capacity - min(tokens, capacity)
+        paced, scaled = used * self.refill_per_ms / rate, used * self.capacity / capacity
+        tokens = max(self.capacity - middle(paced, scaled, used) * NUDGE, self.lowest)
+        return (min(tokens, _NEARLY_ONE) if is_paused else tokens), at
 
     def _taken(self, tokens: float, at: int, now: int) -> Outcome[Decision]:
         reset_at = at + ceil((self.capacity - tokens) / self.refill_per_ms)

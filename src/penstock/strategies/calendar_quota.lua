@@ -80,12 +80,11 @@ end
 
 local function pause(p, stored, now, untilMs)
   local start, finish, count = periodAt(p, stored, now)
-  local paused = math.min(p.limit + math.min(p.limit, count), MAX_SAFE)
-  if untilMs <= now or (finish >= untilMs and count >= paused) then return 1, 0, 0, 0, 0 end
+  if untilMs <= now or (finish >= untilMs and count >= 2 ^ 52) then return 1, 0, 0, 0, 0 end
   if finish < untilMs then
     -- A spent period that is still to come stands until it is over.
     start, finish = untilMs - 1, untilMs
   end
-  local state = {start = start, finish = finish, count = paused}
+  local state = {start = start, finish = finish, count = MAX_SAFE}
   return 1, 0, 0, 0, 0, state, finish - now
 end

@@ -74,12 +74,11 @@ end
 local function pause(p, stored, now, untilMs)
   local start, count = windowAt(p, stored, now)
   local finish = start + p.windowMs
-  local paused = math.min(p.limit + math.min(p.limit, count), MAX_SAFE)
-  if untilMs <= now or (finish >= untilMs and count >= paused) then return 1, 0, 0, 0, 0 end
+  if untilMs <= now or (finish >= untilMs and count >= 2 ^ 52) then return 1, 0, 0, 0, 0 end
   if finish < untilMs then
     start = untilMs - p.windowMs
     if p.anchor ~= 'first' then start = math.floor((untilMs - 1) / p.windowMs) * p.windowMs end
     finish = start + p.windowMs
   end
-  return 1, 0, 0, 0, 0, {start = start, count = paused}, finish - now
+  return 1, 0, 0, 0, 0, {start = start, count = MAX_SAFE}, finish - now
 end

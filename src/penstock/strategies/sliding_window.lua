@@ -135,11 +135,11 @@ end
 local function pause(p, stored, now, untilMs)
   if untilMs <= now then return 1, 0, 0, 0, 0 end
   local w = p.windowMs / p.buckets
+  local most = math.max(p.limit, math.floor(MAX_SAFE / (p.buckets + 1)))
   local tick, counts = tickAt(p, stored, now)
-  tick = math.max(tick, math.ceil(untilMs / w) - p.buckets)
+  tick = math.max(tick, math.ceil((untilMs - 1) / w + 2 ^ 32 / most) - 1 - p.buckets)
   tick = math.min(tick, math.floor(MAX_INSTANT_MS / w))
-  local count, most = counts[tick] or 0, math.max(p.limit, math.floor(MAX_SAFE / (p.buckets + 1)))
-  local missing = math.min(p.limit + math.min(p.limit, count), most) - count
+  local missing = most - (counts[tick] or 0)
   if missing <= 0 then return 1, 0, 0, 0, 0 end
   return 1, 0, 0, 0, 0, add(stored, counts, tick, missing), ttlOf(p, tick, now)
 end

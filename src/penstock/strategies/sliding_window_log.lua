@@ -10,43 +10,61 @@
 -- stamps leave the set all at once, which removal by score ensures, also when the clock goes back to
 -- a stamp that was in use before. NX and the number that ZADD returns guard against members of other
 -- clients: a name that is taken moves nothing and is made up for with the next one.
+--
+-- A pause is a member, "pause", that counts for more units than any limit has. Its score is one
+-- window before its end, and no member is before it: what is older leaves the window during the
+-- pause, and is removed with it. So it is seen where the oldest unit is looked at.
 local function raw(key)
   local units, scores = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES'), {}
-  for i = 2, #units, 2 do scores[i / 2] = units[i] end
+  for i = 2, #units, 2 do
+    scores[i / 2] = units[i - 1] == 'pause' and 'pause' .. units[i] or units[i]
+  end
   return scores
 end
 
 -- Decide.
 local function stampAt(key, rank)
+  local unit = redis.call('ZRANGE', key, rank, rank, 'WITHSCORES')
   -- A score is a number, so that its form need not be looked at.
-  local stamp = redis.call('ZRANGE', key, rank, rank, 'WITHSCORES')[2] + 0
+  local stamp = unit[2] + 0
   if stamp < 0 or stamp > MAX_STORED_MS or stamp % 1 ~= 0 then error(FOREIGN, 0) end
-  return stamp
+  return stamp, unit[1]
 end
 
 -- `count` units count. Those of the set, from the `oldest` on, stand behind `gone` others; what this
--- call takes in and gives back is kept as `changes`, by stamp, until everything is decided.
+-- call takes in and gives back is kept as `changes`, by stamp, until everything is decided. If the
+-- oldest is a pause, `paused` is the number of its members: 1, or 0 before it is written.
 local function read(key, p, now)
   local edge, gone, count, oldest = now - p.windowMs, 0, redis.call('ZCARD', key), nil
+  local paused = false
   if count > 0 then
-    oldest = stampAt(key, 0)
-    if oldest <= edge then
+    local stamp, name = stampAt(key, 0)
+    oldest = stamp
+    if stamp > edge and name == 'pause' then
+      count, paused = count - 1 + 2 ^ 52, 1
+    elseif stamp <= edge then
       gone = redis.call('ZCOUNT', key, '-inf', edge)
       count, oldest = count - gone, nil
       if count > 0 then
-        oldest = stampAt(key, gone)
+        local first = stampAt(key, gone)
+        oldest = first
       end
     end
   end
   return {
     key = key, edge = edge, gone = gone, count = count, oldest = oldest,
-    newest = false, free = false, changes = false,
+    newest = false, free = false, changes = false, paused = paused,
   }
 end
 
 -- The stamp of the k-th unit that counts.
 local function stampOf(log, k)
   local rank, found, stamps = log.gone + k, nil, {}
+  if log.paused and k <= 2 ^ 52 then
+    return log.oldest
+  elseif log.paused then
+    rank = rank + log.paused - 2 ^ 52
+  end
   for stamp in pairs(log.changes or {}) do stamps[#stamps + 1] = stamp end
   table.sort(stamps)
   for place = 1, #stamps do
@@ -59,7 +77,8 @@ local function stampOf(log, k)
     end
   end
   if not found then
-    found = stampAt(log.key, rank - 1)
+    local stamp = stampAt(log.key, rank - 1)
+    found = stamp
   end
   return found
 end
@@ -113,7 +132,8 @@ local named, name = nil, nil
 -- In chunks, because the arguments of one command must fit Lua's stack.
 local function write(key, p, log, px)
   if log.gone > 0 then redis.call('ZREMRANGEBYSCORE', key, '-inf', log.edge) end
-  for stamp, units in pairs(log.changes) do
+  if log.paused == 0 then redis.call('ZADD', key, log.oldest, 'pause') end
+  for stamp, units in pairs(log.changes or {}) do
     while units < 0 do
       local some = math.min(-units, 500)
       redis.call('ZREM', key, unpack(redis.call('ZRANGEBYSCORE', key, stamp, stamp, 'LIMIT', 0, some)))
@@ -168,6 +188,7 @@ end
 
 local function refund(p, log, now, cost, chargedAt)
   if chargedAt > now or chargedAt <= log.edge or log.count == 0 then return 1, 0, 0, 0, 0 end
+  if log.paused and chargedAt <= log.oldest then return 1, 0, 0, 0, 0 end
   local units, taken, from, changed = 0, 0, chargedAt, {}
   for stamp in pairs(log.changes or {}) do changed[#changed + 1] = stamp end
   repeat
@@ -202,14 +223,16 @@ local function charge(p, log, now, cost)
 end
 
 local function pause(p, log, now, untilMs)
-  if untilMs <= now then return 1, 0, 0, 0, 0 end
-  local newest = log.count > 0 and stampOf(log, log.count) or 0
-  local stamp = math.max(newest, untilMs - p.windowMs)
-  local units = unitsAt(log, stamp)
-  local missing = p.limit + math.min(p.limit, units) - units
-  if missing <= 0 then return 1, 0, 0, 0, 0 end
-  log.oldest = log.oldest or stamp
-  log.newest = math.max(stamp, now)
-  change(log, stamp, missing)
-  return 1, 0, 0, 0, 0, log, stamp - now + p.windowMs
+  local stamp = untilMs - p.windowMs
+  if untilMs <= now or (log.paused and log.oldest >= stamp) then return 1, 0, 0, 0, 0 end
+  -- What is older leaves the window before the pause ends, and goes now.
+  local gone = redis.call('ZCOUNT', log.key, '-inf', stamp)
+  local count = redis.call('ZCARD', log.key) - gone
+  for at, units in pairs(log.changes or {}) do
+    if at > stamp then count = count + units else log.changes[at] = nil end
+  end
+  log.edge, log.gone, log.oldest, log.paused, log.count = stamp, gone, stamp, 0, count + 2 ^ 52
+  local newest = stampOf(log, log.count)
+  log.newest, log.free = math.max(newest, now), false
+  return 1, 0, 0, 0, 0, log, newest - now + p.windowMs
 end

@@ -35,6 +35,7 @@ from ...core._accelerator import LuaAccelerator
 from ...core._clock import FOREIGN_CLOCKS
 from ...core._decision import Decision
 from ...core._errors import PenstockError, StoreUnavailableError
+from ...core._figures import restored
 from ...core._lua import REPLY, LuaScript
 from ...core._steps import Step, looked_at, timed
 from ...core._strategy import Strategy
@@ -537,7 +538,9 @@ def _instant(now: int) -> int:
 def _decode(strategy: Strategy, raw: Any, key: str) -> Any:
     if raw is not None and type(raw) not in (bytes, str, list):
         raise malformed(raw)
+    assert strategy.lua is not None
     try:
-        return strategy.read_state(raw)
+        kept = strategy.lua.decode(raw)
+        return None if kept is None else restored(strategy, kept)
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
         raise record.foreign_state(f"key {key!r}", error) from error

@@ -1,0 +1,48 @@
+-- GCRA, with figures: one string, the TAT and the interval and tau that it was written with.
+--
+-- The functions below replace those of `gcra.lua` that read and write. A TAT of other figures is
+-- converted when it is read.
+local function raw(key) return redis.call('GET', key) end
+
+-- Decide.
+local function middle(one, other, third)
+  return math.max(math.min(one, other), math.min(math.max(one, other), third))
+end
+
+local function adopt(p, tat, now, interval, tau)
+  local ownInterval = math.floor(p.periodMs * 2048 / p.limit) / 2048
+  local ownTau = ownInterval * p.burst
+  local adopted = tat
+  if tat > now and (interval ~= ownInterval or tau ~= ownTau) then
+    if tat * 2048 % 1 == 0.5 then
+      adopted = tat - (tau - interval) + (ownTau - ownInterval)
+    else
+      local ahead = tat - now
+      local kept = middle(ahead * ownInterval / interval, ahead * ownTau / tau, ahead)
+      if kept ~= ahead then
+        adopted = math.min(now + math.ceil(kept * (1 - 2 ^ -50) * 2048) / 2048, MAX_STORED_MS)
+      end
+    end
+  end
+  return adopted
+end
+
+local function read(key, p, now)
+  local text = raw(key)
+  local tat
+  if text then
+    local written, interval, tau = string.match(text, '^(%S+) (%S+) (%S+)$')
+    if not written then error(FOREIGN, 0) end
+    local found = number(written, '^%d+%.?%d*$', MAX_STORED_MS)
+    interval, tau = number(interval, REAL, MAX_STORED_MS), number(tau, REAL, MAX_STORED_MS)
+    if interval <= 0 or tau <= 0 then error(FOREIGN, 0) end
+    tat = adopt(p, found, now, interval, tau)
+  end
+  return tat
+end
+
+local function write(key, p, tat, px)
+  local interval = math.floor(p.periodMs * 2048 / p.limit) / 2048
+  local state = string.format('%.17g %.17g %.17g', tat, interval, interval * p.burst)
+  redis.call('SET', key, state, 'PX', px)
+end
