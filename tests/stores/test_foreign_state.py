@@ -261,11 +261,11 @@ def plant(store: SqliteStore, key: str, record: str) -> None:
 @pytest.mark.parametrize("kind", STRATEGIES)
 def test_a_state_that_was_kept_comes_back_as_it_was(kind: str) -> None:
     """Whatever a strategy writes, it takes for its own."""
-    strategy = STRATEGIES[kind]
+    transform = checking(STRATEGIES[kind])
     state = None
     for step in range(40):
-        outcome = strategy.check(state, NOW + step * 7_001, 1)
+        outcome = transform.run(state, NOW + step * 7_001, 1)
         if outcome.persist:
             state = outcome.state
-            record = pack(strategy.name, state, 2**50)
-            assert restore(record, "k", checking(strategy), NOW) == state
+            record = pack(kind, state, 2**50)
+            assert restore(record, "k", transform, NOW) == state

@@ -223,7 +223,8 @@ def test_programs_at_random_mean_the_same(client: redis.Redis) -> None:
 def test_a_check_of_every_built_in_strategy_has_no_functions() -> None:
     """What a server would make anew for each."""
     sources = [source for kind in _built_in() for source in kind.lua_sources]
-    assert len(sources) >= 7
+    sources += [kind.lua_with_figures for kind in _built_in() if kind.lua_with_figures]
+    assert len(sources) >= 9
     assert [each.name for each in sources if "function" in each.check.source] == []
     assert [each.name for each in sources if "function" in each.many.source] == []
 

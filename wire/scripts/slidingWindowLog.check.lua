@@ -19,29 +19,39 @@ local key = KEYS[1]
 local stored
 do
   local edge, gone, count, oldest = now - p.windowMs, 0, redis.call('ZCARD', key), nil
+  local paused = false
   if count > 0 then
+    local stampAt5_1, stampAt5_2
     do
       local rank = 0
-      local stamp = redis.call('ZRANGE', key, rank, rank, 'WITHSCORES')[2] + 0
+      local unit = redis.call('ZRANGE', key, rank, rank, 'WITHSCORES')
+      local stamp = unit[2] + 0
       if stamp < 0 or stamp > MAX_STORED_MS or stamp % 1 ~= 0 then error(FOREIGN, 0) end
-      oldest = stamp
+      stampAt5_1, stampAt5_2 = stamp, unit[1]
     end
-    if oldest <= edge then
+    local stamp, name = stampAt5_1, stampAt5_2
+    oldest = stamp
+    if stamp > edge and name == 'pause' then
+      count, paused = count - 1 + 2 ^ 52, 1
+    elseif stamp <= edge then
       gone = redis.call('ZCOUNT', key, '-inf', edge)
       count, oldest = count - gone, nil
       if count > 0 then
+        local first
         do
           local rank = gone
-          local stamp = redis.call('ZRANGE', key, rank, rank, 'WITHSCORES')[2] + 0
+          local unit = redis.call('ZRANGE', key, rank, rank, 'WITHSCORES')
+          local stamp = unit[2] + 0
           if stamp < 0 or stamp > MAX_STORED_MS or stamp % 1 ~= 0 then error(FOREIGN, 0) end
-          oldest = stamp
+          first = stamp, unit[1]
         end
+        oldest = first
       end
     end
   end
-  stored = { key = key, edge = edge, gone = gone, count = count, oldest = oldest, newest = false, free = false, changes = false, }
+  stored = { key = key, edge = edge, gone = gone, count = count, oldest = oldest, newest = false, free = false, changes = false, paused = paused, }
 end
-local check2_1, check2_2, check2_3, check2_4, check2_5, check2_6, check2_7
+local check4_1, check4_2, check4_3, check4_4, check4_5, check4_6, check4_7
 do
   local log = stored
   local limit, windowMs, count = p.limit, p.windowMs, log.count
@@ -50,11 +60,16 @@ do
   if count + cost > limit then
     if count > 0 then
       local k = math.min(math.max(count + cost - limit, 1), count)
-      local stampOf1_1
+      local stampOf2_1
       do
-        local log = log
+        local log, k = log, k
         local rank, found, stamps = log.gone + k, nil, {}
-        for stamp in pairs(log.changes or {}) do stamps[#stamps + 1] = stamp end
+        if log.paused and k <= 2 ^ 52 then
+          found = log.oldest
+        elseif log.paused then
+          rank = rank + log.paused - 2 ^ 52
+        end
+        for stamp in pairs(not found and log.changes or {}) do stamps[#stamps + 1] = stamp end
         table.sort(stamps)
         for place = 1, #stamps do
           local stamp = stamps[place]
@@ -66,16 +81,20 @@ do
           end
         end
         if not found then
+          local stampAt1_1
           do
             local key, rank = log.key, rank - 1
-            local stamp = redis.call('ZRANGE', key, rank, rank, 'WITHSCORES')[2] + 0
+            local unit = redis.call('ZRANGE', key, rank, rank, 'WITHSCORES')
+            local stamp = unit[2] + 0
             if stamp < 0 or stamp > MAX_STORED_MS or stamp % 1 ~= 0 then error(FOREIGN, 0) end
-            found = stamp
+            stampAt1_1 = stamp, unit[1]
           end
+          local stamp = stampAt1_1
+          found = stamp
         end
-        stampOf1_1 = found
+        stampOf2_1 = found
       end
-      local stamp = stampOf1_1
+      local stamp = stampOf2_1
       retry = math.max(1, math.ceil(stamp + windowMs - now))
     end
     allowed = 0
@@ -90,7 +109,12 @@ do
           do
             local log, k = log, log.count
             local rank, found, stamps = log.gone + k, nil, {}
-            for stamp in pairs(log.changes or {}) do stamps[#stamps + 1] = stamp end
+            if log.paused and k <= 2 ^ 52 then
+              found = log.oldest
+            elseif log.paused then
+              rank = rank + log.paused - 2 ^ 52
+            end
+            for stamp in pairs(not found and log.changes or {}) do stamps[#stamps + 1] = stamp end
             table.sort(stamps)
             for place = 1, #stamps do
               local stamp = stamps[place]
@@ -102,12 +126,16 @@ do
               end
             end
             if not found then
+              local stampAt3_1
               do
                 local key, rank = log.key, rank - 1
-                local stamp = redis.call('ZRANGE', key, rank, rank, 'WITHSCORES')[2] + 0
+                local unit = redis.call('ZRANGE', key, rank, rank, 'WITHSCORES')
+                local stamp = unit[2] + 0
                 if stamp < 0 or stamp > MAX_STORED_MS or stamp % 1 ~= 0 then error(FOREIGN, 0) end
-                found = stamp
+                stampAt3_1 = stamp, unit[1]
               end
+              local stamp = stampAt3_1
+              found = stamp
             end
             newest = found
           end
@@ -127,9 +155,9 @@ do
       state, ttl = log, log.newest - now + p.windowMs
     end
   end
-  check2_1, check2_2, check2_3, check2_4, check2_5, check2_6, check2_7 = allowed, limit, math.max(0, limit - count), resetAt, retry, state, ttl
+  check4_1, check4_2, check4_3, check4_4, check4_5, check4_6, check4_7 = allowed, limit, math.max(0, limit - count), resetAt, retry, state, ttl
 end
-local allowed, limit, remaining, resetAt, retryAfterMs, state, ttl = check2_1, check2_2, check2_3, check2_4, check2_5, check2_6, check2_7
+local allowed, limit, remaining, resetAt, retryAfterMs, state, ttl = check4_1, check4_2, check4_3, check4_4, check4_5, check4_6, check4_7
 if allowed == 1 then
   local px
   do
@@ -141,7 +169,8 @@ if allowed == 1 then
   do
     local log = state
     if log.gone > 0 then redis.call('ZREMRANGEBYSCORE', key, '-inf', log.edge) end
-    for stamp, units in pairs(log.changes) do
+    if log.paused == 0 then redis.call('ZADD', key, log.oldest, 'pause') end
+    for stamp, units in pairs(log.changes or {}) do
       while units < 0 do
         local some = math.min(-units, 500)
         redis.call('ZREM', key, unpack(redis.call('ZRANGEBYSCORE', key, stamp, stamp, 'LIMIT', 0, some)))

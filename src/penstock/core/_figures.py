@@ -21,7 +21,7 @@ Hence
 
     k = the middle one of 1, b'/b and r'/r
 
-If both figures change by the same factor, as with the default burst of gcra, the used share is kept
+If both figures change by the same factor, as where the burst is the limit, the used share is kept
 as it is. If only one of them changes, the used units are kept: a share of a larger burst at the same
 rate would take longer to be replenished than any wait under the old figures.
 

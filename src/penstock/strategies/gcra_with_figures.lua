@@ -17,9 +17,9 @@ local function adopt(p, tat, now, interval, tau)
     if tat * 2048 % 1 == 0.5 then
       adopted = tat - (tau - interval) + (ownTau - ownInterval)
     else
-      local ahead = tat - now
-      local kept = middle(ahead * ownInterval / interval, ahead * ownTau / tau, ahead)
-      if kept ~= ahead then
+      local due = tat - now
+      local kept = middle(due * ownInterval / interval, due * ownTau / tau, due)
+      if kept ~= due then
         adopted = math.min(now + math.ceil(kept * (1 - 2 ^ -50) * 2048) / 2048, MAX_STORED_MS)
       end
     end
@@ -33,10 +33,12 @@ local function read(key, p, now)
   if text then
     local written, interval, tau = string.match(text, '^(%S+) (%S+) (%S+)$')
     if not written then error(FOREIGN, 0) end
-    local found = number(written, '^%d+%.?%d*$', MAX_STORED_MS)
-    interval, tau = number(interval, REAL, MAX_STORED_MS), number(tau, REAL, MAX_STORED_MS)
+    local stored = number(written, '^%d+%.?%d*$', MAX_STORED_MS)
+    local interval = number(interval, REAL, MAX_STORED_MS)
+    local tau = number(tau, REAL, MAX_STORED_MS)
     if interval <= 0 or tau <= 0 then error(FOREIGN, 0) end
-    tat = adopt(p, found, now, interval, tau)
+    local adopted = adopt(p, stored, now, interval, tau)
+    tat = adopted
   end
   return tat
 end

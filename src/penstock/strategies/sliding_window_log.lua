@@ -17,7 +17,7 @@
 local function raw(key)
   local units, scores = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES'), {}
   for i = 2, #units, 2 do
-    scores[i / 2] = units[i - 1] == 'pause' and 'pause' .. units[i] or units[i]
+    scores[i / 2] = string.format(units[i - 1] == 'pause' and 'pause%s' or '%s', units[i])
   end
   return scores
 end
@@ -61,11 +61,11 @@ end
 local function stampOf(log, k)
   local rank, found, stamps = log.gone + k, nil, {}
   if log.paused and k <= 2 ^ 52 then
-    return log.oldest
+    found = log.oldest
   elseif log.paused then
     rank = rank + log.paused - 2 ^ 52
   end
-  for stamp in pairs(log.changes or {}) do stamps[#stamps + 1] = stamp end
+  for stamp in pairs(not found and log.changes or {}) do stamps[#stamps + 1] = stamp end
   table.sort(stamps)
   for place = 1, #stamps do
     local stamp = stamps[place]

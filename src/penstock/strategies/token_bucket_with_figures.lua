@@ -36,9 +36,11 @@ local function read(key, p, now)
     local tokens = number(stored[1], SIGNED, MAX_SAFE)
     if tokens < -MAX_SAFE then error(FOREIGN, 0) end
     local last = number(stored[2], WHOLE, MAX_STORED_MS)
-    local capacity, rate = number(stored[3], REAL, MAX_SAFE), number(stored[4], REAL, MAX_SAFE)
+    local capacity = number(stored[3], WHOLE, MAX_SAFE)
+    local rate = number(stored[4], REAL, MAX_SAFE)
     if capacity <= 0 or rate <= 0 then error(FOREIGN, 0) end
-    state = adopt(p, tokens, last, now, capacity, rate)
+    local adopted = adopt(p, tokens, last, now, capacity, rate)
+    state = adopted
   end
   return state
 end
