@@ -267,5 +267,5 @@ def test_a_state_that_was_kept_comes_back_as_it_was(kind: str) -> None:
         outcome = transform.run(state, NOW + step * 7_001, 1)
         if outcome.persist:
             state = outcome.state
-            record = pack(kind, state, 2**50)
+            record = pack(transform.kind, state, 2**50)
             assert restore(record, "k", transform, NOW) == state
