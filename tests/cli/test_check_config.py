@@ -113,7 +113,16 @@ limiters:
         (
             "maxLimit: 9",
             "maxLimit: 10",
-            ["lost: jobs.concurrency: starts afresh; slots in flight are not counted"],
+            [
+                "kept, with other figures: jobs.concurrency: was 1 to 9 in flight; is 1 to 10 in "
+                "flight; slots in flight stay counted, and a ceiling that was inferred is inferred "
+                "anew"
+            ],
+        ),
+        (
+            "maxLimit: 9",
+            "maxLimit: 9, perKey: true",
+            ["lost: jobs.concurrency: perKey is another one; slots in flight are not counted"],
         ),
     ],
 )

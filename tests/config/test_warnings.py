@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from penstock import (
     Decision,
+    ManualClock,
     Outcome,
     Strategy,
     calendar_quota,
@@ -24,8 +25,10 @@ from penstock import (
 from penstock.config import parse_policies
 from penstock.config._model import Condition, LimitSpec, SeveralSpec
 from penstock.config._warnings import can_never_bind
+from penstock.service import build_service
 from penstock.strategies import Gcra
 from tests.support.effort import count
+from tests.support.helpers import NOW
 
 HOUR = 3_600_000
 MINUTE = 60_000
@@ -417,3 +420,37 @@ def test_slots_that_are_held_longer_may_bind() -> None:
     for ttl_ms, never in ((10, True), (20, True), (21, False)):
         two = LimitSpec("a", slots(9, ttl_ms)), LimitSpec("b", slots(5, 20))
         assert can_never_bind(SeveralSpec(two), *two) is never
+
+
+CONVERTED = """
+version: 1
+limiters:
+  api:
+    limits:
+      one: {by: user, strategy: gcra, limit: 10, period: 1m}
+      other: {by: user, strategy: gcra, limit: 10, period: 1m}
+    plans:
+      pro: {one: {limit: 100, burst: 100}, other: {limit: 100, burst: 10}}
+"""
+
+
+def test_a_limit_that_a_plan_makes_looser_may_bind_without_that_plan() -> None:
+    """Used units are ten times as many where the burst and the rate are ten times as large, and take
+    longer to be replenished: the limit with the larger figures has less left later. So nothing is
+    said of it."""
+    file = parse_policies(CONVERTED)
+    assert file.warnings == ()
+
+    clock = ManualClock(NOW)
+    service = build_service(file, clock=clock)
+
+    def verdict(cost: int, **plan: str) -> Any:
+        return service.judge("api", {"user": "u", **plan}, cost).verdict  # type: ignore[union-attr]
+
+    assert verdict(10)
+    clock.advance(600)
+    assert verdict(1, plan="pro")
+    clock.advance(6_000)
+    denied = verdict(10)
+    assert denied.limits["other"].allowed
+    assert denied.violated == ("one",)

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from ..core._strategy import Strategy
-from ._model import LimitSpec, PolicyFile, PolicySpec, SeveralSpec
+from ..core._strategy import WITH_FIGURES, Strategy
+from ._model import ConcurrencySpec, LimitSpec, PolicyFile, PolicySpec, SeveralSpec
 from ._words import in_words, limit_in_words
 
 __all__ = ["Changes", "changes_between"]
@@ -61,14 +61,17 @@ def _lost(name: str, old: PolicySpec, new: PolicySpec | None) -> Iterator[str]:
         if after is None:
             yield f"{place}: is removed"
         elif after.strategy.state_form != before.strategy.state_form:
-            was, now = before.strategy.state_form, after.strategy.state_form
+            was, now = _form(before.strategy), _form(after.strategy)
             yield f"{place}: counts of {was} cannot be read as {now}"
         elif (key := _keyed(before)) != _keyed(after):
             yield f"{place}: was counted {key} and is counted {_keyed(after)}"
     if old.budget is not None and old.max_keys != new.max_keys and new.budget is not None:
         yield f"{name}.tokenBudget: starts afresh if it is kept in memory, in a new table"
-    if old.concurrency is not None and old.concurrency != new.concurrency:
-        yield f"{name}.concurrency: starts afresh; slots in flight are not counted"
+    if old.concurrency is not None:
+        if new.concurrency is None:
+            yield f"{name}.concurrency: is removed"
+        elif old.concurrency.per_key != new.concurrency.per_key:
+            yield f"{name}.concurrency: perKey is another one; slots in flight are not counted"
 
 
 def _changed(old: Mapping[str, PolicySpec], new: Mapping[str, PolicySpec]) -> Iterator[str]:
@@ -85,11 +88,29 @@ def _changed(old: Mapping[str, PolicySpec], new: Mapping[str, PolicySpec]) -> It
             if before[label].words != after[label].words:
                 place = _place(name, label)
                 yield f"{place}: was {before[label].words}; is {after[label].words}"
+        yield from _changed_slots(name, one.concurrency, other.concurrency)
+
+
+def _changed_slots(
+    name: str, old: ConcurrencySpec | None, new: ConcurrencySpec | None
+) -> Iterator[str]:
+    if old is None or new is None or old.per_key != new.per_key or old == new:
+        return
+    was, now = (in_words(PolicySpec(name, concurrency=each)) for each in (old, new))
+    yield (
+        f"{name}.concurrency: was {was}; is {now}; slots in flight stay counted, and a ceiling "
+        "that was inferred is inferred anew"
+    )
 
 
 def _loses(before: _Count, after: _Count) -> bool:
     same_form = before.strategy.state_form == after.strategy.state_form
     return not same_form or _keyed(before) != _keyed(after)
+
+
+def _form(strategy: Strategy) -> str:
+    """The form of its states, in words: all policies keep figures."""
+    return strategy.state_form.removesuffix(WITH_FIGURES)
 
 
 def _keyed(count: _Count) -> str:

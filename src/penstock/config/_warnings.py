@@ -168,6 +168,10 @@ def can_never_bind(several: SeveralSpec, limit: LimitSpec, other: LimitSpec) -> 
     asked = [(loose, tight) for loose, tight in pairs if loose is not None and tight is not None]
     # A cost may be an estimate, and be settled at more than was admitted.
     steady = limit.cost is None and len(asked) == 1
+    # Where figures change, states are converted: equal figures are converted alike, and others may
+    # have less left afterwards, though they admitted more before.
+    if len(asked) > 1 and any(loose.figures != tight.figures for loose, tight in asked):
+        return False
     return all(
         _is_looser(loose, tight, alongside=alongside, steady=steady) for loose, tight in asked
     )

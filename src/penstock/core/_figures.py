@@ -22,8 +22,8 @@ Hence
     k = the middle one of 1, b'/b and r'/r
 
 If both figures change by the same factor, as where the burst is the limit, the used share is kept
-as it is. If only one of them changes, the used units are kept: a share of a larger burst at the same
-rate would take longer to be replenished than any wait under the old figures.
+as it is. If only one of them changes, the used units are kept: a share of a larger burst at the
+same rate would take longer to be replenished than any wait under the old figures.
 
 The raw states in Redis are shared with other clients, and hold no figures. There only strategies
 that are made by `Strategy.keeping_figures` keep them.

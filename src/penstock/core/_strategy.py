@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ._lua import LuaSource
 
 
-__all__ = ["SNAKE_CASE", "Parameter", "Strategy", "camel_case"]
+__all__ = ["SNAKE_CASE", "WITH_FIGURES", "Parameter", "Strategy", "camel_case"]
 
 
 _REQUIRED: Any = object()
@@ -49,6 +49,10 @@ _KINDS = ("count", "rate", "span", "choice", "zone")
 
 SNAKE_CASE = r"[a-z][a-z0-9]*(_[a-z][a-z0-9]*)*"
 """Each part starts with a letter, so that camelCase can be converted back."""
+
+
+WITH_FIGURES = " with figures"
+"""The end of a `state_form` whose states hold figures: see `Strategy.keeping_figures`."""
 
 
 def camel_case(name: str) -> str:
@@ -262,7 +266,21 @@ class Strategy(ABC):
             return repr(self)
         shaping = [each.name for each in self.parameters if each.shapes_state]
         form = f"{self.name}({', '.join(f'{name}={self.values[name]!r}' for name in shaping)})"
-        return f"{form} with figures" if self.keeps_figures else form
+        return form + WITH_FIGURES if self.keeps_figures else form
+
+    @property
+    def figure_values(self) -> tuple[Any, ...]:
+        """The values of the parameters that may change while there is state, in order."""
+        return tuple([self.values[each.name] for each in self.parameters if not each.shapes_state])
+
+    def with_figure_values(self, values: Sequence[Any]) -> Strategy:
+        """The same strategy with other `figure_values`."""
+        if tuple(values) == self.figure_values:
+            return self
+        names = [each.name for each in self.parameters if not each.shapes_state]
+        figures = dict(zip(names, values, strict=True))
+        made = type(self)(**{**self.values, **figures})
+        return made.keeping_figures() if self.keeps_figures else made
 
     @abstractmethod
     def check(self, state: Any, now: int, cost: int) -> Outcome[Decision]:

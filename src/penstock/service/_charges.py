@@ -1,9 +1,10 @@
 """Charges of the service, which any worker of any node can settle.
 
 A client holds the id of a charge, and may send it to a worker that has never seen the charge. So
-the id contains what was charged: the policy, the plan, and the key, the units and the form of the
-counts of each limit. And there is a record of it (`_charge_records.py`), written in the same step
-as the charge:
+the id contains what was charged: the policy, the plan, and the key, the units, the form of the
+counts and the figures of each limit. So a charge releases what it took, whatever the figures are
+when it is settled. And there is a record of it (`_charge_records.py`), written in the same step as
+the charge:
 
     <the file's prefix>:<policy>:charge:<nonce of the id>
 
@@ -33,7 +34,7 @@ from typing import Any, NamedTuple
 from ..core._charges import Charge, Part, Settlement
 from ..core._clock import Clock
 from ..core._decision import Decision
-from ..core._errors import QueueFullError
+from ..core._errors import ConfigInvalidError, QueueFullError
 from ..core._reserving import Answer, areserved
 from ..core._steps import PoolRenewals, Step
 from ..core._store import Store
@@ -79,12 +80,14 @@ _EARLIER = "e"
 
 class ChargedUnits(NamedTuple):
     """What was charged to one limit. `limit` is empty for a policy with a single limit; `form` is
-    that of its counts."""
+    that of its counts, and `figures` are the values by which it was charged and is settled
+    (`Strategy.figure_values`)."""
 
     limit: str
     key: str | None
     units: int
     form: str
+    figures: tuple[Any, ...]
 
 
 class ChargeTerms(NamedTuple):
@@ -188,6 +191,7 @@ def _is_sound(terms: ChargeTerms) -> bool:
         and (terms.plan is None or isinstance(terms.plan, str))
         and all(type(each.units) is int and each.units >= 0 for each in terms.held)
         and all(each.key is None or isinstance(each.key, str) for each in terms.held)
+        and all(isinstance(each.figures, list) for each in terms.held)
         and len(terms.offsets_ms) == len(terms.held)
         and all(map(_is_offset, terms.offsets_ms, terms.held))
     )
@@ -403,7 +407,7 @@ class Charging:
         if isinstance(limiter, TwoTierLimiter):
             raise entry.lacks("reserve")
         parts, wait, answer = limiter._terms(key, require_cost(cost), max_wait_ms)
-        held = ChargedUnits("", key, cost, entry.form(""))
+        held = ChargedUnits("", key, cost, entry.form(""), limiter.strategy.figure_values)
         terms = ChargeTerms.new(entry.spec.name, None, [held])
         try:
             charge, charge_id = await self._charges(entry).reserve(terms, parts, wait, answer)
@@ -424,7 +428,13 @@ class Charging:
         parts, wait, answer = request.limits._terms(request.keys, request.cost, max_wait_ms)
         keys = request.keys
         held = [
-            ChargedUnits(part.name, keys.get(part.name), part.cost, entry.form(part.name))
+            ChargedUnits(
+                part.name,
+                keys.get(part.name),
+                part.cost,
+                entry.form(part.name),
+                part.strategy.figure_values,
+            )
             for part in parts
         ]
         terms = ChargeTerms.new(entry.spec.name, plan, held)
@@ -532,11 +542,15 @@ class Charging:
 def _matched(entry: Entry, terms: ChargeTerms) -> tuple[ChargeTerms, list[Part]]:
     """The terms of a charge and its parts, without limits that the policy no longer has, or that
     count differently now."""
-    pairs = [
-        (offset, part)
-        for (name, key, units, form), offset in zip(terms.held, terms.offsets_ms, strict=True)
-        if form == entry.form(name) and (part := entry.part(name, key, units, terms.plan))
-    ]
+    try:
+        pairs = [
+            (offset, part)
+            for held, offset in zip(terms.held, terms.offsets_ms, strict=True)
+            if held.form == entry.form(held.limit)
+            and (part := entry.part(held.limit, held.key, held.units, held.figures))
+        ]
+    except (ConfigInvalidError, ValueError, TypeError):
+        reject(_NOT_AN_ID)
     offsets = tuple([offset for offset, _ in pairs])
     return terms._replace(offsets_ms=offsets), [part for _, part in pairs]
 

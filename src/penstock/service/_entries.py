@@ -12,7 +12,7 @@ Only a change that makes states unusable, such as another window, starts counts 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 from weakref import WeakSet
@@ -103,17 +103,17 @@ class Entry:
             return ""
         return form_of(self.spec.strategy)
 
-    def part(self, name: str, key: str | None, units: int, plan: str | None) -> Part | None:
-        """The part of a charge that concerns a limit; None if the policy no longer has it, or the
-        plan lifts it."""
+    def part(self, name: str, key: str | None, units: int, figures: Sequence[Any]) -> Part | None:
+        """The part of a charge that concerns a limit, with the figures by which it was charged,
+        whatever they are now; None if the policy no longer has the limit."""
         form = self.form(name)
         strategy = self.spec.strategy
         if self.judge is not None:
-            strategy = self.judge.limits.strategy_of(name, plan, key)
+            strategy = self.judge.limits.strategy_of(name)
         if not form or strategy is None:
             return None
         place = joined(self.prefix, self.spec.name, name, form, key or "")
-        return Part(name, place, strategy, units)
+        return Part(name, place, strategy.with_figure_values(figures), units)
 
     def rate(self, operation: str) -> Limiter:
         if self.limiter is None or self.control is not None:
@@ -224,6 +224,12 @@ class EntryBuilder:
             prefix=self.prefix,
         )
 
+    def _before(self, spec: PolicySpec) -> Entry | None:
+        """The entry whose state in this process is still that of the policy: under another prefix
+        everything starts afresh."""
+        old = self.before.get(spec.name)
+        return old if old is not None and old.prefix == self.prefix else None
+
     def _judge(self, name: str, spec: SeveralSpec, guard: Guard, tally: Tally) -> Judge:
         store, clock = self.site.store, self.site.clock
         home = None if store.reads_own_clock else clock
@@ -238,7 +244,7 @@ class EntryBuilder:
         if spec.two_tier is None or spec.strategy is None:
             return self._limiter(self.site.store, spec.name, spec.strategy)
         prefix = joined(self.prefix, spec.name, form_of(spec.strategy))
-        old = self.before.get(spec.name)
+        old = self._before(spec)
         if old is not None and old.limiter is not None and _spends_alike(old.spec, spec):
             # The counts in the store are the same, so its credits are still valid.
             return old.limiter
@@ -259,7 +265,7 @@ class EntryBuilder:
     def _budget(self, spec: PolicySpec) -> Limiter | None:
         store = self.site.store
         if spec.max_keys is not None:
-            old = self.before.get(spec.name)
+            old = self._before(spec)
             if old is not None and old.budget is not None and old.spec.max_keys == spec.max_keys:
                 store = old.budget.store
             else:
@@ -267,7 +273,7 @@ class EntryBuilder:
         return self._limiter(store, spec.name, spec.budget)
 
     def _slots(self, spec: PolicySpec, slots: ConcurrencySpec, tally: Tally) -> ConcurrencyLimiter:
-        old = self.before.get(spec.name)
+        old = self._before(spec)
         if old is not None and old.control is not None and old.spec.concurrency == slots:
             return old.control.concurrency
         store = self.site.slots

@@ -3,7 +3,8 @@
 The attributes of a request decide which limits apply, their keys, their costs, and their figures:
 those of the policy, of a plan, or of an override for a single key. For each combination of limits
 and figures there is one `Limits`, made when it is first needed. All of them use the same keys of
-the store, because figures are not part of a key.
+the store, because figures are not part of a key. A state holds the figures that it was written with
+(`core/_figures.py`), so that it is converted where another plan uses it.
 """
 
 from __future__ import annotations
@@ -234,17 +235,10 @@ class SeveralLimits:
         shadows = tuple([limit.shadow for limit in limits])
         return Verdict(tuple([limit.name for limit in limits]), (decision,) * len(limits), shadows)
 
-    def strategy_of(self, name: str, plan: str | None, key: str | None) -> Strategy | None:
-        """The strategy of a limit for a plan and a key; None if the limit does not exist or is
-        lifted."""
-        limit = next((limit for limit in self.spec.limits if limit.name == name), None)
-        if limit is None:
-            return None
-        figures = {} if plan is None else self.spec.plans.get(plan, {})
-        strategy = figures.get(name, limit.strategy)
-        if key is not None:
-            strategy = self.spec.overrides.get(name, {}).get(key, strategy)
-        return strategy
+    def strategy_of(self, name: str) -> Strategy | None:
+        """The strategy of a limit, without plans and overrides; None if there is no such limit."""
+        found = [limit.strategy for limit in self.spec.limits if limit.name == name]
+        return found[0] if found else None
 
     def plan_of(self, attributes: Attributes) -> str | None:
         """The plan of a request."""

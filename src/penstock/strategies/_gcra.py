@@ -39,14 +39,15 @@ left for the mark, and a cancelled charge then shortens a pause by what its unit
 
 A TAT means nothing without the interval and tau that it was written with, which are its figures.
 Under others the time that it runs ahead of now is multiplied by the middle one of 1, T' / T and
-tau' / tau (`core/_figures.py` says why), and rounded up to the grid. A wait is a sum of multiples of
-the grid, so what is rounded up to it is no longer than a wait that was no shorter before. A TAT that
-has the mark of a pause is put where the first unit is there at the same instant.
+tau' / tau (`core/_figures.py` says why), and rounded up to the grid. Waits are multiples of the
+grid, so rounding up to it makes no wait longer than it was before. A TAT that has the mark of a
+pause is put where the first unit is there at the same instant.
 
-In Redis the raw TAT holds no figures. It is read by the interval and tau of the reader, that is,
-the time that it runs ahead is kept. With the default burst that is nearly the same, since tau is the
-period then. With another burst, a wait after a change is at most the wait before it and the
-difference of the two tau longer, and a pause ends up to that difference earlier or later.
+In Redis the raw TAT holds no figures. It is read with the interval and tau of the reader, that is,
+the time that it runs ahead is kept. With the default burst that is nearly the same, since tau is
+the period then. With another burst, a wait is longer after a change than before it by at most
+tau - tau', where tau' is that of the reader, and a pause ends later by (tau - T) - (tau' - T'), or
+earlier if that is negative.
 
 The order of the floating-point operations is fixed: every accelerator repeats it to the bit.
 """
@@ -164,8 +165,8 @@ class Gcra(Strategy):
         return self.burst + (span_ms - 1) * _GRID // _steps(self.rate_limit, self.period_ms)
 
     def is_looser_than(self, other: Strategy, *, alongside: bool, steady: bool) -> bool:
-        """Counted in units, a debt that is paid off faster is never the larger one. Where figures
-        change, debts are kept in ms, and compare only at the same pace."""
+        """Counted in units, a debt that is paid off faster is never the larger one. If more may be
+        charged than was admitted, debts compare only at the same pace."""
         if not isinstance(other, Gcra):
             return super().is_looser_than(other, alongside=alongside, steady=steady)
         pace = self.interval_ms - other.interval_ms
