@@ -448,7 +448,7 @@ def test_a_limit_that_a_plan_makes_looser_may_bind_without_that_plan() -> None:
         return service.judge("api", {"user": "u", **plan}, cost).verdict  # type: ignore[union-attr]
 
     assert verdict(10)
-    clock.advance(600)
+    clock.advance(6_000)
     assert verdict(1, plan="pro")
     clock.advance(6_000)
     denied = verdict(10)

@@ -1,7 +1,7 @@
 -- slidingWindowLog.read
 -- KEYS  1 key
 -- ARGV  none
--- reply the scores, ascending, one per unit
+-- reply the scores, ascending, one per unit; that of a pause behind the word pause
 -- state sorted set: one member per accepted unit, score its ms
 local function raw(key)
   local units, scores = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES'), {}

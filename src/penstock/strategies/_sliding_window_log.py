@@ -66,7 +66,7 @@ class SlidingWindowLog(Strategy):
             beside(__file__),
             argv=("now", "windowMs", "limit", "cost"),
             state="sorted set: one member per accepted unit, score its ms",
-            raw="the scores, ascending, one per unit",
+            raw="the scores, ascending, one per unit; that of a pause behind the word pause",
             decode=_decode,
             beyond_check=("refund", "charge", "pause"),
         ),
