@@ -435,9 +435,9 @@ limiters:
 
 
 def test_a_limit_that_a_plan_makes_looser_may_bind_without_that_plan() -> None:
-    """Used units are ten times as many where the burst and the rate are ten times as large, and take
-    longer to be replenished: the limit with the larger figures has less left later. So nothing is
-    said of it."""
+    """Used units are ten times as many where burst and rate are ten times as large, and take longer
+    to be replenished: the limit with the larger figures has less left later. So nothing is said of
+    it."""
     file = parse_policies(CONVERTED)
     assert file.warnings == ()
 
