@@ -99,7 +99,7 @@ def test_async_calls_of_several_logs_are_bounded_together(key: str) -> None:
         with pytest.raises(ConfigInvalidError, match="would write 5002 units"):
             await limits.acheck({"a": "k", "b": "k"}, 2_501)
         with pytest.raises(ConfigInvalidError, match="would write 10000 units"):
-            await rate_limit(LOG, store=store, prefix=key).acheck_many(["x", "y"], MAX_PARTS)
+            await rate_limit(LOG, store=store, prefix="many").acheck_many(["x", "y"], MAX_PARTS)
         await store.aclose()
 
     asyncio.run(main())
