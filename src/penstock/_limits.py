@@ -11,7 +11,7 @@ hands the steps to the store.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ._declared import Cost, Declaration, DeclaredLimit, Limit, combined, declared
 from .accel._gates import limits_gate
@@ -25,7 +25,7 @@ from .core._store import MadeBy, Store, require_store
 from .core._strategy import Strategy
 from .core._validation import key_lead, reject, require_flag, require_int
 from .core._verdict import Verdict
-from .core._waiting import KeyQueues, aacquire, acquire, timeout_in_ms, waiting_clock
+from .core._waiting import KeyQueues, Pools, Wait, aacquire, acquire, timeout_in_ms, waiting_clock
 from .stores._opening import open_for_limiter
 
 __all__ = ["Limit", "Limits"]
@@ -242,26 +242,16 @@ class Limits(OnStore):
         if self._holds:
             return self._acquire_held(keys, cost, timeout)
         verdict: Verdict = acquire(
-            self._queues,
-            self._declared.admissible_queue(keys, cost),
-            self._waiting_clock,
-            timeout_in_ms(timeout),
-            lambda: self.check(keys, cost),
+            self._wait(keys, cost, timeout),
+            lambda _leads: self.check(keys, cost),
             lambda: self.peek(keys),
         )
         return verdict
 
     def _acquire_held(self, keys: Mapping[str, str], cost: Cost, timeout: float | None) -> Charge:
-        queue, timeout_ms = self._declared.admissible_queue(keys, cost), timeout_in_ms(timeout)
+        wait = self._wait(keys, cost, timeout)
         parts, _, answer = self._terms(keys, cost, 0)
-
-        def wait(ask: Callable[[], Charge]) -> Charge:
-            charge: Charge = acquire(
-                self._queues, queue, self._waiting_clock, timeout_ms, ask, lambda: self.peek(keys)
-            )
-            return charge
-
-        return acquired(self.store, self._now, parts, answer, wait)
+        return acquired(self.store, self._now, parts, answer, wait, lambda: self.peek(keys))
 
     async def aacquire(
         self, keys: Mapping[str, str], cost: Cost = 1, timeout: float | None = None
@@ -270,11 +260,8 @@ class Limits(OnStore):
         if self._holds:
             return await self._aacquire_held(keys, cost, timeout)
         verdict: Verdict = await aacquire(
-            self._queues,
-            self._declared.admissible_queue(keys, cost),
-            self._waiting_clock,
-            timeout_in_ms(timeout),
-            lambda: self.acheck(keys, cost),
+            self._wait(keys, cost, timeout),
+            lambda _leads: self.acheck(keys, cost),
             lambda: self.apeek(keys),
         )
         return verdict
@@ -282,16 +269,27 @@ class Limits(OnStore):
     async def _aacquire_held(
         self, keys: Mapping[str, str], cost: Cost, timeout: float | None
     ) -> Charge:
-        queue, timeout_ms = self._declared.admissible_queue(keys, cost), timeout_in_ms(timeout)
+        wait = self._wait(keys, cost, timeout)
         parts, _, answer = self._terms(keys, cost, 0)
+        return await aacquired(self.store, self._now, parts, answer, wait, lambda: self.apeek(keys))
 
-        async def wait(ask: Callable[[], Awaitable[Charge]]) -> Charge:
-            charge: Charge = await aacquire(
-                self._queues, queue, self._waiting_clock, timeout_ms, ask, lambda: self.apeek(keys)
-            )
-            return charge
+    def _wait(self, keys: Mapping[str, str], cost: Cost, timeout: float | None) -> Wait:
+        """What a caller of `acquire` waits for."""
+        return Wait(
+            self._queues,
+            self._declared.admissible_queue(keys, cost),
+            self._waiting_clock,
+            timeout_in_ms(timeout),
+            cost,
+            self.answers_at_once,
+        )
 
-        return await aacquired(self.store, self._now, parts, answer, wait)
+    def pools(self, keys: Mapping[str, str]) -> Pools | None:
+        """The slots among the limits that take part in a call with these keys."""
+        if not self._holds:
+            return None
+        _, charged = self._declared.charges(keys, 1)
+        return Pools(self.store, tuple([p.key for p in charged if p.strategy.is_held]))
 
     def __repr__(self) -> str:
         declared = ", ".join(

@@ -32,7 +32,7 @@ def test_as_many_are_in_flight_as_the_ceiling_says() -> None:
     assert first.decision == Decision(True, 2, 1, NOW + 2_000, 0)
     assert limiter.admit().decision == Decision(True, 2, 0, NOW + 2_000, 0)
     refused = limiter.admit()
-    assert refused.decision == Decision(False, 2, 0, NOW + 2_000, 2_000)
+    assert refused.decision == Decision(False, 2, 0, NOW + 2_000, 1_000)
     assert refused.lease is None
     assert limiter.in_flight == 2
 

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from penstock import Limit, Limits, ManualClock, MemoryStore, slots
+from penstock import Decision, Limit, Limits, ManualClock, MemoryStore, slots
 from penstock.client import ServiceLimiter
 from penstock.integrations import Rule
 from penstock.integrations.asgi import RateLimitMiddleware
@@ -47,9 +47,14 @@ class Held:
         """By the instant at which the store would give the slot to somebody else."""
         with Limits({"app": slots(1, ttl_ms=TTL_MS)}, prefix="web", **self.options) as limits:
             deadline = time.monotonic() + 30
-            while limits.peek({"app": "127.0.0.1"}).retry_after_ms < TTL_MS:
+            while not _lasts(limits.peek({"app": "127.0.0.1"}).limits["app"], self.clock, TTL_MS):
                 assert time.monotonic() < deadline, "the slot was not renewed"
                 time.sleep(0.02)
+
+
+def _lasts(decision: Decision, clock: ManualClock, ttl_ms: int) -> bool:
+    """Whether the slot was renewed at this instant."""
+    return decision.reset_at >= clock.now() + ttl_ms
 
 
 def test_a_slot_is_renewed_for_as_long_as_its_request_runs() -> None:
@@ -150,7 +155,7 @@ def test_a_slot_of_a_service_is_renewed_where_the_outcome_decides_what_is_charge
                 assert held.entered.wait(30)
                 held.clock.advance(8_000)
                 deadline = time.monotonic() + 30
-                while looking.peek({"key": "k"}).limits["flight"].retry_after_ms < 10_000:
+                while not _lasts(looking.peek({"key": "k"}).limits["flight"], held.clock, 10_000):
                     assert time.monotonic() < deadline, "the slot was not renewed"
                     time.sleep(0.02)
             finally:

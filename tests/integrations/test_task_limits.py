@@ -71,7 +71,7 @@ def test_what_is_too_far_ahead_is_not_booked() -> None:
     booked: Any = limit.enter((None, "a"), {}, None)
     assert booked.delay_ms == 60_000
     assert booked.starts_at is not None
-    assert limit.enter((None, "a"), {}, None) == (90_000, None)
+    assert limit.enter((None, "a"), {}, None) == (90_000, None, 0)
     assert limiter.reserve("a", max_wait_ms=200_000).starts_at == NOW + 120_000
 
 
@@ -88,7 +88,7 @@ def test_a_task_is_put_back_while_the_store_is_away(caplog: pytest.LogCaptureFix
         early_ms=0,
     )
     asked = (None, "a"), {}, None
-    assert limit.begin(*asked) == run(limit.abegin(*asked)) == (5_000, None)
+    assert limit.begin(*asked) == run(limit.abegin(*asked)) == (5_000, None, 0)
     assert caplog.text.count("a task waits until its limit can be looked up") == 2
     with pytest.raises(StoreUnavailableError):
         limit.wait(*asked[:2])
@@ -147,7 +147,7 @@ limiters:
             url = running.url("http")
             run(main(running))
         assert run(begun(limit_of("window"))) is None
-        assert run(begun(limit_of("window", fail="error"))) == (5_000, None)
+        assert run(begun(limit_of("window", fail="error"))) == (5_000, None, 0)
 
 
 def make_celery(**options: Any) -> Any:

@@ -165,6 +165,13 @@ class Queues(Generic[Q]):
 
     def join(self, key: str, waiter: Waiter, admit: Callable[[Q], Any] | None = None) -> Q | None:
         """Stand at the end of the key's queue, unless `admit` says no to the queue as it is."""
+        if key not in self._by_key:
+            # A queue that has a waiter when it becomes the key's queue needs no mutex.
+            made = self._make()
+            if admit is None or admit(made):
+                made.join(waiter)
+                if self._by_key.setdefault(key, made) is made:
+                    return made
         with self._mutex.hold():
             while True:
                 queue = self._by_key.get(key)

@@ -223,6 +223,9 @@ class ServiceCharge(Settling):
         self._is_open = False
         if self._renewer is not None:
             self._renewer.let_go(self)
+        if self._ttl_ms:
+            # Its slots are free for waiters of this process.
+            self._limiter._queues.ask_again()
         return done
 
     def __repr__(self) -> str:

@@ -27,7 +27,7 @@ from ..core._validation import (
     shown,
 )
 from ..core._verdict import Verdict
-from ..core._waiting import KeyQueues, aacquire, acquire, timeout_in_ms, waiting_clock
+from ..core._waiting import KeyQueues, Wait, aacquire, acquire, timeout_in_ms, waiting_clock
 from ._admission import Beats, LoopBeats, ServiceSlot
 from ._charge import LoopRenewer, Renewer, ServiceCharge
 from ._questions import (
@@ -313,11 +313,8 @@ class ServiceLimiter(Closing):
         """
         peeking = self._peeking(key)
         answer: Decision | Verdict | ServiceCharge = acquire(
-            self._queues,
-            _queue_name(key),
-            self._waiting_clock,
-            timeout_in_ms(timeout),
-            lambda: _admissible(self.take(key, cost), cost),
+            self._wait(key, cost, timeout),
+            lambda _leads: _admissible(self.take(key, cost), cost),
             lambda: self._ask(peeking),
         )
         return answer
@@ -343,18 +340,19 @@ class ServiceLimiter(Closing):
         """The awaitable twin of `acquire`. Cancelling it leaves the queue."""
         peeking = self._peeking(key)
 
-        async def check() -> Any:
+        async def ask(_leads: bool) -> Any:
             return _admissible(await self.atake(key, cost), cost)
 
         answer: Decision | Verdict | ServiceCharge = await aacquire(
-            self._queues,
-            _queue_name(key),
-            self._waiting_clock,
-            timeout_in_ms(timeout),
-            check,
+            self._wait(key, cost, timeout),
+            ask,
             lambda: self._aask(peeking),
         )
         return answer
+
+    def _wait(self, key: str | Attributes, cost: Cost, timeout: float | None) -> Wait:
+        name = _queue_name(key)
+        return Wait(self._queues, name, self._waiting_clock, timeout_in_ms(timeout), cost)
 
     def debit(self, key: str, tokens: int = 1) -> Decision:
         """Count tokens that were used, for a policy with `tokenBudget`. As long as some of the

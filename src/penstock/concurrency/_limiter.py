@@ -37,6 +37,7 @@ from ..core._validation import (
     require_prefix,
     shown,
 )
+from ..core._waiting import MAX_SLOT_WAIT_MS
 from ..stores.cas._requests import fit
 from ..stores.memory import MemoryStore
 from ..strategies import Slots, slots
@@ -237,7 +238,7 @@ class ConcurrencyLimiter:
             pool = self._pools.get(name)
             now = self._store_now()
             if pool is None:
-                retry = self.lease_ttl_ms
+                retry = min(self.lease_ttl_ms, MAX_SLOT_WAIT_MS)
                 return SlotGrant(Decision(False, self.law.max_limit, 0, now + retry, retry), None)
             limit = pool.ceiling.limit
         lease_id = LeaseId(self.name, name, now).new()
@@ -276,7 +277,7 @@ class ConcurrencyLimiter:
                     self._pools.saw(pool, held if taken else held - 1)
                     self._pools.expect(pool, at + attempt.ttl_ms)
             if not decision.allowed:
-                return SlotGrant(self._denial(decision, pool), None)
+                return SlotGrant(self._denial(decision, pool, at), None)
         return SlotGrant(decision, SlotLease(attempt.id, at, at + attempt.ttl_ms))
 
     def giving_back(self, lease_id: str, how: End) -> Flow[SlotRequest, bool]:
@@ -386,12 +387,12 @@ class ConcurrencyLimiter:
         pool.rtt_ms = max(1, at - lease.granted_at)
         pool.ceiling.sample(pool.rtt_ms, in_flight)
 
-    def _denial(self, decision: Decision, pool: SlotPool | None) -> Decision:
+    def _denial(self, decision: Decision, pool: SlotPool | None, at: int) -> Decision:
         """A denial that estimates when a slot will be free: after the duration of the last request,
         or when the next lease expires, whichever is earlier."""
         guess = self.lease_ttl_ms if pool is None or pool.rtt_ms is None else pool.rtt_ms
         retry = max(1, min(guess, decision.retry_after_ms))
-        reset_at = decision.reset_at - decision.retry_after_ms + retry
+        reset_at = min(decision.reset_at, at + max(1, guess))
         return Decision(False, decision.limit, decision.remaining, reset_at, retry)
 
     def _store_now(self) -> int:

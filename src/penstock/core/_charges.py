@@ -34,6 +34,7 @@ from ._strategy import Strategy
 from ._transform import charging, refunding, releasing
 from ._validation import reject, require_int, shown
 from ._verdict import DecisionFields, Verdict
+from ._waiting import wake_slot_waiters
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -388,8 +389,7 @@ class Charge(Settling):
                 return (self._store.apply(key, transform, self._now(), units),)
             return self._store.apply_all(steps, self._now())
         finally:
-            if self.on_change is not None:
-                self.on_change()
+            self._report_change(steps)
 
     async def _aapply(self, steps: Sequence[Step]) -> Sequence[Any]:
         try:
@@ -404,8 +404,17 @@ class Charge(Settling):
                 await give_up(self._store, self._now, slots)
             raise
         finally:
-            if self.on_change is not None:
-                self.on_change()
+            self._report_change(steps)
+
+    def _report_change(self, steps: Sequence[Step]) -> None:
+        """Steps were applied: tell `on_change`, and wake the waiters of this process for slots that
+        were released."""
+        if self.on_change is not None:
+            self.on_change()
+        if self.id:
+            for step in steps:
+                if step.transform.role == "release":
+                    wake_slot_waiters(self._store, step.key)
 
     def _take(self) -> bool:
         self._require_owner()

@@ -7,7 +7,7 @@ hands the transform to the store. Every sync call has an async twin that makes t
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from ._charges import Charge, Part
@@ -40,7 +40,7 @@ from ._validation import (
     require_keys,
     shown,
 )
-from ._waiting import KeyQueues, aacquire, acquire, timeout_in_ms, waiting_clock
+from ._waiting import KeyQueues, Wait, aacquire, acquire, timeout_in_ms, waiting_clock
 
 __all__ = ["Limiter", "SlotLimiter", "clock_reader", "refuse_check", "require_strategy"]
 
@@ -218,11 +218,8 @@ class Limiter(OnStore):
         known that the wait would be longer.
         """
         decision: Decision = acquire(
-            self._queues,
-            key,
-            self._waiting_clock,
-            self._admissible(key, cost, timeout),
-            lambda: self.check(key, cost),
+            self._wait(key, cost, timeout),
+            lambda _leads: self.check(key, cost),
             lambda: self.peek(key),
         )
         return decision
@@ -230,11 +227,8 @@ class Limiter(OnStore):
     async def aacquire(self, key: str, cost: int = 1, timeout: float | None = None) -> Decision:
         """The awaitable twin of `acquire`. Cancelling it leaves the queue."""
         decision: Decision = await aacquire(
-            self._queues,
-            key,
-            self._waiting_clock,
-            self._admissible(key, cost, timeout),
-            lambda: self.acheck(key, cost),
+            self._wait(key, cost, timeout),
+            lambda _leads: self.acheck(key, cost),
             lambda: self.apeek(key),
         )
         return decision
@@ -261,15 +255,17 @@ class Limiter(OnStore):
         require_cost(cost)
         return [self._lead + require_key(key) for key in require_keys(keys)]
 
-    def _admissible(self, key: str, cost: int, timeout: float | None) -> int | None:
-        """Reject a cost that could never be admitted. Returns the timeout in ms."""
+    def _wait(self, key: str, cost: int, timeout: float | None) -> Wait:
+        """What a caller of `acquire` waits for. Rejects a cost that could never be admitted."""
         self._name(key, cost)
         if 0 < self.strategy.limit < cost:
             reject(
                 f"a cost of {cost} can never be admitted by {self.strategy!r}: "
                 f"ask for at most {self.strategy.limit} at once"
             )
-        return timeout_in_ms(timeout)
+        timeout_ms = timeout_in_ms(timeout)
+        at_once = self.answers_at_once
+        return Wait(self._queues, key, self._waiting_clock, timeout_ms, cost, at_once)
 
 
 class SlotLimiter(Limiter):
@@ -297,29 +293,17 @@ class SlotLimiter(Limiter):
     ) -> Charge:
         """Wait for a slot. Callers for the same key are served first come, first served, in this
         process and among all processes that share the store."""
-        timeout_ms = self._admissible(key, cost, timeout)
-
-        def wait(ask: Callable[[], Charge]) -> Charge:
-            charge: Charge = acquire(
-                self._queues, key, self._waiting_clock, timeout_ms, ask, lambda: self.peek(key)
-            )
-            return charge
-
-        return acquired(self.store, self._now, self._parts(key, cost), _the_one, wait)
+        parts, wait = self._parts(key, cost), self._wait(key, cost, timeout)
+        return acquired(self.store, self._now, parts, _the_one, wait, lambda: self.peek(key))
 
     async def aacquire(  # type: ignore[override]
         self, key: str, cost: int = 1, timeout: float | None = None
     ) -> Charge:
         """The awaitable twin of `acquire`. Cancelling it leaves the queue."""
-        timeout_ms = self._admissible(key, cost, timeout)
-
-        async def wait(ask: Callable[[], Awaitable[Charge]]) -> Charge:
-            charge: Charge = await aacquire(
-                self._queues, key, self._waiting_clock, timeout_ms, ask, lambda: self.apeek(key)
-            )
-            return charge
-
-        return await aacquired(self.store, self._now, self._parts(key, cost), _the_one, wait)
+        parts, wait = self._parts(key, cost), self._wait(key, cost, timeout)
+        return await aacquired(
+            self.store, self._now, parts, _the_one, wait, lambda: self.apeek(key)
+        )
 
 
 def require_strategy(strategy: Any) -> Strategy:

@@ -34,6 +34,7 @@ from ._transform import (
 )
 from ._validation import MAX_INSTANT_MS, MAX_SPAN_MS, reject, require_int
 from ._verdict import Verdict
+from ._waiting import Pools, Wait, aacquire, acquire
 
 __all__ = [
     "Answer",
@@ -60,17 +61,22 @@ def reserved(
     max_wait_ms: int,
     answer: Answer,
     waiter_id: str = "",
+    *,
+    keeps_ticket: bool = False,
 ) -> Charge:
     """Charge the cost of the parts, all or nothing. With a `waiter_id`, which becomes the id of the
-    slot, a slot is taken only when it is that waiter's turn."""
+    slot, a slot is taken only when it is that waiter's turn. With `keeps_ticket`, a slot on its own
+    that denies renews the waiter's ticket."""
     at, asked_at, slot_id = now(), monotonic(), waiter_id or _new_id(parts)
     if len(parts) == 1 and parts[0].cost and not waiter_id:
         part = parts[0]
         transform = _spending(part, max_wait_ms, slot_id)
         result, at = store.apply_timed(part.key, transform, at, part.cost)
         return _charge(store, now, parts, (result,), (at,), answer, slot_id, asked_at)
-    taking = _queueing if waiter_id else _taking
-    results = store.apply_all(taking(store, parts, max_wait_ms, slot_id), at)
+    steps = _taking(store, parts, max_wait_ms, slot_id)
+    if waiter_id:
+        _queue_up(steps, parts, waiter_id, keeps_ticket)
+    results = store.apply_all(steps, at)
     instants = tuple(results[len(parts) :]) or (at,)
     return _charge(store, now, parts, results[: len(parts)], instants, answer, slot_id, asked_at)
 
@@ -83,6 +89,7 @@ async def areserved(
     answer: Answer,
     waiter_id: str = "",
     *,
+    keeps_ticket: bool = False,
     slot_id: str = "",
     also: Sequence[Step] = (),
     told_also: Callable[[Sequence[Any]], None] = lambda _results: None,
@@ -100,15 +107,16 @@ async def areserved(
             result, at = await store.aapply_timed(part.key, transform, at, part.cost)
             told, instants = (result,), (at,)
         else:
-            taking = _queueing if waiter_id else _taking
-            steps = taking(store, parts, max_wait_ms, slot_id, also)
+            steps = _taking(store, parts, max_wait_ms, slot_id, also)
+            if waiter_id:
+                _queue_up(steps, parts, waiter_id, keeps_ticket)
             results = await store.aapply_all(steps, at)
             told, beside = results[: len(parts)], results[len(parts) : len(parts) + len(also)]
             instants = tuple(results[len(parts) + len(also) :]) or (at,)
     except BaseException as error:
         if slot_id and not waiter_id and is_cancellation(error):
             # The store may have been asked already; nobody else knows the id.
-            await give_up(store, now, _Tickets(parts, slot_id).leaving())
+            await give_up(store, now, _releases(parts, slot_id))
         raise
     charge = _charge(store, now, parts, told, instants, answer, slot_id, asked_at)
     if also and charge.allowed:
@@ -187,20 +195,13 @@ def _spending(part: Part, max_wait_ms: int, slot_id: str) -> Transform[Any]:
     return checking(strategy)
 
 
-def _queueing(
-    store: Store,
-    parts: Sequence[Part],
-    max_wait_ms: int,
-    slot_id: str,
-    also: Sequence[Step] = (),
-) -> list[Step]:
-    steps = _taking(store, parts, max_wait_ms, slot_id, also)
-    # On its own, the step is a shadow, whose denial is written: that keeps the ticket.
-    is_alone = len(parts) == 1
+def _queue_up(steps: list[Step], parts: Sequence[Part], waiter_id: str, keeps_ticket: bool) -> None:
+    """Have the steps take slots in turn with other waiters."""
+    # On its own, the step may be a shadow, whose denial is written: that keeps the ticket.
+    shadow = keeps_ticket and len(parts) == 1
     for place, part in enumerate(parts):
         if part.strategy.is_held and part.cost and not part.shadow:
-            steps[place] = Step(part.key, queueing(part.strategy, slot_id), 1, shadow=is_alone)
-    return steps
+            steps[place] = Step(part.key, queueing(part.strategy, waiter_id), 1, shadow=shadow)
 
 
 def _refuse_several(part: Part) -> NoReturn:
@@ -211,22 +212,33 @@ def _refuse_several(part: Part) -> NoReturn:
 
 
 class _Tickets:
-    """The tickets of a waiter for several limits: one in the queue of each slot that denies it.
+    """The tickets of a waiter: one in the queue of each slot that denies it while it leads the
+    waiters of this process. The others of the process wait behind it, and have none.
 
-    A denied request writes nothing, so a ticket takes a call of its own. The waiter has no ticket
-    for a slot that is free: it waits for another limit, and must not hold up others here.
+    Beside other limits a denied request writes nothing, so a ticket takes a call of its own. The
+    waiter has no ticket for a slot that is free: it waits for another limit, and must not hold up
+    others here.
     """
 
     def __init__(self, parts: Sequence[Part], waiter_id: str) -> None:
-        self._held = [p for p in parts if p.strategy.is_held and p.cost]
-        self._parts = [p for p in self._held if not p.shadow]
-        self._is_alone = len(parts) == 1
+        self._asked = parts
+        self._parts = [p for p in parts if p.strategy.is_held and p.cost and not p.shadow]
         self._waiter_id = waiter_id
         self._kept: set[str] = set()
+        self._has_asked = False
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """The keys of the slots that it waits for."""
+        return tuple([part.key for part in self._parts])
+
+    def begin(self) -> None:
+        """Call this before the store is asked."""
+        self._has_asked = True
 
     def after(self, charge: Charge) -> list[Step]:
         """The steps that bring the tickets up to date with an answer; often none."""
-        if charge.allowed or self._is_alone or charge.verdict is None:
+        if charge.allowed or charge.verdict is None or len(self._asked) == 1:
             return []
         told = charge.verdict.limits
         steps = []
@@ -236,16 +248,22 @@ class _Tickets:
                 steps.append(Step(part.key, ticketing(part.strategy, self._waiter_id)))
             elif part.key in self._kept:
                 self._kept.remove(part.key)
-                steps.append(self._left(part))
+                steps.append(_release(part, self._waiter_id))
         return steps
 
     def leaving(self) -> list[Step]:
         """The steps of a waiter that gives up, so that others do not wait until its tickets expire.
         They also give back slots that it got by an answer that was lost."""
-        return [self._left(part) for part in self._held]
+        return _releases(self._asked, self._waiter_id) if self._has_asked else []
 
-    def _left(self, part: Part) -> Step:
-        return Step(part.key, releasing(part.strategy, self._waiter_id))
+
+def _releases(parts: Sequence[Part], slot_id: str) -> list[Step]:
+    """The steps that give back slots, and tickets for them."""
+    return [_release(part, slot_id) for part in parts if part.strategy.is_held and part.cost]
+
+
+def _release(part: Part, slot_id: str) -> Step:
+    return Step(part.key, releasing(part.strategy, slot_id))
 
 
 def acquired(
@@ -253,22 +271,23 @@ def acquired(
     now: Callable[[], int],
     parts: Sequence[Part],
     answer: Answer,
-    wait: Callable[[Callable[[], Charge]], Charge],
+    wait: Wait,
+    peek: Callable[[], Any],
 ) -> Charge:
-    """Wait for the parts, with a place in the queue of each slot that denies. `wait(ask)` calls
-    `ask` until it is admitted."""
+    """Wait for the parts, with a place in the queue of each slot that denies."""
     waiter_id = _new_id(parts)
     tickets = _Tickets(parts, waiter_id)
 
-    def ask() -> Charge:
-        charge = reserved(store, now, parts, 0, answer, waiter_id)
-        if steps := tickets.after(charge):
+    def ask(leads: bool) -> Charge:
+        tickets.begin()
+        charge = reserved(store, now, parts, 0, answer, waiter_id, keeps_ticket=leads)
+        if leads and (steps := tickets.after(charge)):
             store.apply_all(steps, now())
         return charge
 
     charge: Any = None
     try:
-        charge = wait(ask)
+        charge = acquire(wait._replace(pools=Pools(store, tickets.pools)), ask, peek)
     finally:
         if charge is None and (steps := tickets.leaving()):
             with suppress(PenstockError):
@@ -282,20 +301,23 @@ async def aacquired(
     now: Callable[[], int],
     parts: Sequence[Part],
     answer: Answer,
-    wait: Callable[[Callable[[], Awaitable[Charge]]], Awaitable[Charge]],
+    wait: Wait,
+    peek: Callable[[], Awaitable[Any]],
 ) -> Charge:
     """The awaitable twin of `acquired`."""
     waiter_id = _new_id(parts)
     tickets = _Tickets(parts, waiter_id)
 
-    async def ask() -> Charge:
-        charge = await areserved(store, now, parts, 0, answer, waiter_id)
-        if steps := tickets.after(charge):
+    async def ask(leads: bool) -> Charge:
+        tickets.begin()
+        charge = await areserved(store, now, parts, 0, answer, waiter_id, keeps_ticket=leads)
+        if leads and (steps := tickets.after(charge)):
             await store.aapply_all(steps, now())
         return charge
 
     try:
-        return await wait(ask)
+        charge: Charge = await aacquire(wait._replace(pools=Pools(store, tickets.pools)), ask, peek)
+        return charge
     except BaseException as error:
         if isinstance(error, Exception) or is_cancellation(error):
             await give_up(store, now, tickets.leaving())

@@ -12,6 +12,7 @@ Stores and limiters hold locks and connections, so they are pickled as the call 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -104,6 +105,9 @@ class Store:
 
     # The claims of limiters to keys: a `StoreClaims` of `core/_claims.py`.
     _claims: Any = None
+
+    # The queues of this process that wait for a slot, by key; see `core/_waiting.py`.
+    _slot_queues: dict[str, deque[Any]] | None = None
 
     def apply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
         """Run the transform on the key's state, atomically, and return its result."""

@@ -1,50 +1,78 @@
 """Waiting for admission: first come, first served per key, for threads and tasks.
 
-Each key with waiters has a queue. Only the leader of the queue asks the limiter; the others sleep
-until those ahead of them have left. So units go to whoever came first, and nobody polls.
+Each key with waiters has a queue, which a caller joins before it asks. The first waiter leads. Only
+the leader may leave something in the store that others wait behind: a booking, or a ticket for a
+slot. So a process holds at most one of these per key, and a waiter that is cancelled behind the
+leader has nothing to release.
 
-`acquire_flow` holds the logic, written once: it yields `CheckStep` or `PeekStep` to get a decision,
-and `SleepStep` to sleep until it is woken or the time is up. `acquire` and `aacquire` execute these
-steps; the limiter passes the functions that check and peek.
+While the last answer left units for more requests, the waiters behind the leader ask as well, so
+that a store far away does not bound the rate to one request per round trip. They return in order of
+arrival: an admitted waiter returns when it leads. If the leader is denied meanwhile, a charge that
+holds slots is given back to it.
+
+`acquire_flow` holds the logic, written once: it yields `AskStep` or `PeekStep` to get an answer,
+`GiveBackStep` to release a charge, and `SleepStep` to sleep until it is woken or the time is up.
+`acquire` and `aacquire` execute these steps; the limiter passes the functions that ask and peek.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable, Generator
-from typing import Any
+from collections import deque
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._queueing import Queue, Queues, ThreadWaiter, Waiter
 from ._clock import Clock, SystemClock
 from ._decision import Decision
 from ._errors import QueueFullError, RateLimitExceededError
 from ._flow import adrive, drive
-from ._validation import MAX_SPAN_MS, reject
+from ._validation import MAX_SAFE, MAX_SPAN_MS, reject
 from ._verdict import Verdict
 
+if TYPE_CHECKING:
+    from ._store import Store
+
 __all__ = [
-    "CheckStep",
+    "MAX_SLOT_WAIT_MS",
+    "AskStep",
+    "GiveBackStep",
     "KeyQueues",
     "PeekStep",
+    "Pools",
     "SleepStep",
     "Step",
+    "Wait",
     "Watch",
     "aacquire",
     "acquire",
     "acquire_flow",
+    "is_denied_by_slots",
     "timeout_in_ms",
     "waiting_clock",
+    "wake_slot_waiters",
 ]
 
 
-class CheckStep:
-    """Check the key now and send the decision back."""
+class AskStep:
+    """Ask the limiter and send its answer back. An ask that does not lead must leave nothing in the
+    store when it is denied: it books nothing ahead and keeps no ticket."""
 
-    __slots__ = ()
+    __slots__ = ("leads",)
+
+    def __init__(self, *, leads: bool) -> None:
+        self.leads: bool = leads
 
 
 class PeekStep:
     """Peek at the key and send the decision back."""
+
+    __slots__ = ()
+
+
+class GiveBackStep:
+    """Release the charge of the last `AskStep`."""
 
     __slots__ = ()
 
@@ -60,13 +88,16 @@ class SleepStep:
         self.leads: bool = leads
 
 
-# How often to ask whether a slot is free.
-_LOOK_AGAIN_MS = 50
+MAX_SLOT_WAIT_MS = 1_000
+"""The longest `retry_after_ms` of slots, whose holders may release them at any moment."""
+
+# How often the leader asks for a slot that another process may have released.
+_LOOK_AGAIN_MS = 20
 
 # Platforms bound how long a thread may sleep. Waking early is harmless: it sleeps again.
 _LONGEST_NAP_MS = 3_600_000
 
-Step = CheckStep | PeekStep | SleepStep
+Step = AskStep | PeekStep | GiveBackStep | SleepStep
 Wake = Callable[[], None]
 
 
@@ -90,23 +121,98 @@ class Watch:
         return None if self._wakes or ms is None else min(ms, _LONGEST_NAP_MS) / 1000
 
 
-class _KeyQueue(Queue):
-    """The waiters for one key, and the last denial of the leader. `is_void` says that the key was
-    reset since, so that the denial no longer counts."""
+class Pools(NamedTuple):
+    """The slots that a caller waits for: their store and its keys."""
 
-    __slots__ = ("is_void", "last_denial")
+    store: Store
+    keys: tuple[str, ...]
+
+
+def wake_slot_waiters(store: Store, key: str) -> None:
+    """Call this after a slot under this key of the store was released: the leaders of the queues
+    that wait for it in this process ask again at once."""
+    queues = store._slot_queues.get(key) if store._slot_queues else None
+    for queue in list(queues or ()):
+        queue.ask_again()
+
+
+class _KeyQueue(Queue):
+    """The waiters for one key.
+
+    `last_denial` is the last denial of a leader; `is_denied` says that the present leader waits
+    after one. `is_void` says that units or slots were released since, so that the leader asks again
+    at once. `spare` is the number of requests that fit according to the last answer. Waiters in
+    `asking` await an answer; waiters in `holding` were admitted, and wait for those ahead of them.
+    """
+
+    __slots__ = ("asking", "holding", "is_denied", "is_void", "last_denial", "spare")
 
     def __init__(self) -> None:
         super().__init__()
         self.last_denial: Decision | None = None
+        self.is_denied: bool = False
         self.is_void: bool = False
+        self.spare: int = 0
+        # Changed by single operations only, which no interrupt can divide. A waiter that an
+        # interrupt left in here only reduces the number that ask side by side.
+        self.asking: set[Waiter] = set()
+        self.holding: set[Waiter] = set()
 
-    def make_void(self) -> None:
-        """Wake the leader, so that it asks again at once."""
-        self.is_void, self.last_denial = True, None
+    def may_ask(self) -> bool:
+        """Whether one more waiter may ask beside those that do."""
+        return self.spare > len(self.asking)
+
+    def admitted(self, spare: int) -> None:
+        """Record an answer that admits, and how many more it leaves room for."""
+        self.spare = spare
+        room = spare - len(self.asking)
+        if room <= 0:
+            return
+        for waiter in self.waiting():
+            if waiter not in self.asking and waiter not in self.holding:
+                waiter.wake()
+                room -= 1
+                if not room:
+                    return
+
+    def denied(self, denial: Decision, *, leads: bool) -> None:
+        """Record an answer that denies. Charges that are held behind a denied leader go back."""
+        self.spare = 0
+        if leads:
+            self.last_denial, self.is_denied = denial, True
+            for waiter in list(self.holding):
+                waiter.wake()
+
+    def ask_again(self) -> None:
+        """Wake the leader, so that it asks at once."""
+        self.is_void = True
         leader = self.leader()
         if leader is not None:
             leader.wake()
+
+    def make_void(self) -> None:
+        """The last denial no longer counts."""
+        self.last_denial = None
+        self.ask_again()
+
+    def watch(self, pools: Pools) -> None:
+        """From now on, have the leader ask again when one of these slots is released."""
+        by_key: dict[str, deque[_KeyQueue]]
+        by_key = vars(pools.store).setdefault("_slot_queues", {})
+        for key in pools.keys:
+            queues = by_key.setdefault(key, deque())
+            if self not in queues:
+                queues.append(self)
+
+    def unwatch(self, pools: Pools) -> None:
+        by_key = pools.store._slot_queues or {}
+        for key in pools.keys:
+            queues = by_key.get(key, deque())
+            with suppress(ValueError):
+                queues.remove(self)
+            # A queue that another thread adds at this moment is missed, and asks by itself.
+            if not queues:
+                by_key.pop(key, None)
 
 
 class KeyQueues:
@@ -115,8 +221,6 @@ class KeyQueues:
     def __init__(self, max_waiters: int | None) -> None:
         self._max_waiters = max_waiters
         self._queues: Queues[_KeyQueue] = Queues(_KeyQueue)
-        self.resets: int = 0
-        """The number of resets, by which a denial from before one is known to be void."""
 
     def is_free(self, key: str) -> bool:
         """Whether the key has no waiters."""
@@ -136,16 +240,19 @@ class KeyQueues:
 
     def reset(self, key: str) -> None:
         """Call this after a reset of the key."""
-        self.resets += 1
         queue = self._queues.get(key)
         if queue is not None:
             queue.make_void()
 
     def reset_all(self) -> None:
         """Call this after a reset of keys when it is not known which queues wait for them."""
-        self.resets += 1
         for queue in self._queues.values():
             queue.make_void()
+
+    def ask_again(self) -> None:
+        """Call this after a slot was released when it is not known which queues wait for it."""
+        for queue in self._queues.values():
+            queue.ask_again()
 
     def __len__(self) -> int:
         """How many callers wait, over all keys."""
@@ -156,76 +263,117 @@ class KeyQueues:
         return self._max_waiters is None or len(queue) <= self._max_waiters
 
 
-def acquire(
-    queues: KeyQueues,
-    key: str,
-    clock: Clock,
-    timeout_ms: int | None,
-    check: Callable[[], Any],
-    peek: Callable[[], Any],
-) -> Any:
-    """Wait in the queue of `key` until `check` admits. Returns its answer."""
-    began_at, resets, told = clock.now(), queues.resets, None
-    if queues.is_free(key):
-        decision = check()
-        if decision.allowed:
-            return decision
-        told = decision, resets
+class Wait(NamedTuple):
+    """What a caller waits for: its place is in the queue of `key`. `answers_at_once` says that to
+    ask takes no time; `pools` are the slots among the limits."""
+
+    queues: KeyQueues
+    key: str
+    clock: Clock
+    timeout_ms: int | None
+    cost: int | Mapping[str, int] = 1
+    answers_at_once: bool = False
+    pools: Pools | None = None
+
+    def is_short(self) -> bool:
+        """Whether the caller may ask before it joins the queue: there is no queue, and none can
+        form before the answer is known."""
+        return self.answers_at_once and self.queues.is_free(self.key)
+
+
+def acquire(wait: Wait, ask: Callable[[bool], Any], peek: Callable[[], Any]) -> Any:
+    """Wait until `ask(leads)` admits. Returns its answer."""
+    began_at = wait.clock.now()
+    answer: Any = None
+    if wait.is_short():
+        answer = ask(False)
+        if answer.allowed:
+            return answer
+        answer = None
     waiter = ThreadWaiter(sys._getframe())
-    watch = Watch(clock, waiter.wake)
+    watch: Watch | None = None
 
     def obey(step: Step) -> Any:
-        if isinstance(step, CheckStep):
-            return check()
+        nonlocal answer, watch
+        if isinstance(step, AskStep):
+            answer = None
+            answer = ask(step.leads)
+            return answer
         if isinstance(step, PeekStep):
             return peek()
-        (waiter.sleep if step.leads else waiter.rest)(watch.real_s(step.ms))
+        if isinstance(step, GiveBackStep):
+            charge, answer = answer, None
+            charge.cancel()
+        elif watch is None:
+            # The clock may have moved before this: the flow looks again before it sleeps.
+            watch = Watch(wait.clock, waiter.wake)
+        else:
+            (waiter.sleep if step.leads else waiter.rest)(watch.real_s(step.ms))
         return None
 
     try:
-        return drive(acquire_flow(queues, key, waiter, clock, began_at, timeout_ms, told), obey)
+        return drive(acquire_flow(wait, waiter, began_at), obey)
+    except BaseException:
+        if _can_be_given_back(answer):
+            answer.cancel()
+        raise
     finally:
-        watch.end()
+        if watch is not None:
+            watch.end()
         waiter.end()
 
 
 async def aacquire(
-    queues: KeyQueues,
-    key: str,
-    clock: Clock,
-    timeout_ms: int | None,
-    check: Callable[[], Awaitable[Any]],
-    peek: Callable[[], Awaitable[Any]],
+    wait: Wait, ask: Callable[[bool], Awaitable[Any]], peek: Callable[[], Awaitable[Any]]
 ) -> Any:
     """The awaitable twin of `acquire`. Cancelling it leaves the queue."""
-    began_at, resets, told = clock.now(), queues.resets, None
-    if queues.is_free(key):
-        decision = await check()
-        if decision.allowed:
-            return decision
-        told = decision, resets
+    began_at = wait.clock.now()
+    answer: Any = None
+    if wait.is_short():
+        answer = await ask(False)
+        if answer.allowed:
+            return answer
+        answer = None
     # Here, so that `import penstock` does not load asyncio.
     from .._queueing.tasks import Event, TaskWaiter
 
     # Referenced here: the waiter refers to it weakly, so that a queue does not keep a task alive.
     woken = Event()
     waiter = TaskWaiter(woken)
-    watch = Watch(clock, waiter.wake)
+    watch: Watch | None = None
 
     async def obey(step: Step) -> Any:
-        if isinstance(step, CheckStep):
-            return await check()
+        nonlocal answer, watch
+        if isinstance(step, AskStep):
+            answer = None
+            answer = await ask(step.leads)
+            return answer
         if isinstance(step, PeekStep):
             return await peek()
-        await (waiter.sleep if step.leads else waiter.rest)(watch.real_s(step.ms))
+        if isinstance(step, GiveBackStep):
+            charge, answer = answer, None
+            await charge.acancel()
+        elif watch is None:
+            watch = Watch(wait.clock, waiter.wake)
+        else:
+            await (waiter.sleep if step.leads else waiter.rest)(watch.real_s(step.ms))
         return None
 
     try:
-        flow = acquire_flow(queues, key, waiter, clock, began_at, timeout_ms, told)
-        return await adrive(flow, obey)
+        return await adrive(acquire_flow(wait, waiter, began_at), obey)
+    except BaseException:
+        if _can_be_given_back(answer):
+            await answer.acancel()
+        raise
     finally:
-        watch.end()
+        if watch is not None:
+            watch.end()
         waiter.end()
+
+
+def _can_be_given_back(answer: Any) -> bool:
+    """Whether it is a charge of an admitted request, which a caller that gives up must cancel."""
+    return answer is not None and answer.allowed and hasattr(answer, "cancel")
 
 
 def timeout_in_ms(timeout: Any) -> int | None:
@@ -249,19 +397,9 @@ def _exceeded(key: str, timeout_ms: int | None, denial: Any) -> RateLimitExceede
     )
 
 
-def acquire_flow(
-    queues: KeyQueues,
-    key: str,
-    waiter: Waiter,
-    clock: Clock,
-    began_at: int,
-    timeout_ms: int | None,
-    told: tuple[Decision, int] | None,
-) -> Generator[Step, Decision | None, Decision]:
-    """Wait in the queue; as its leader, ask and sleep by turns until admitted or out of time.
-
-    `told` is the denial that this caller got before it joined an empty queue, with the
-    `queues.resets` from before that, so that it need not ask twice."""
+def acquire_flow(wait: Wait, waiter: Waiter, began_at: int) -> Generator[Step, Any, Any]:
+    """Wait in the queue; as its leader, ask and sleep by turns until admitted or out of time."""
+    queues, key, clock, timeout_ms, cost, _, pools = wait
 
     def time_left() -> int | None:
         return None if timeout_ms is None else began_at + timeout_ms - clock.now()
@@ -270,44 +408,102 @@ def acquire_flow(
         return _exceeded(key, timeout_ms, denial)
 
     queue = queues.join(key, waiter)
+    leads = False
     try:
-        while not queue.leads(waiter):
-            told = None
-            left = time_left()
-            if left is not None and left <= 0:
-                # A denied decision is falsy.
-                last = queue.last_denial
-                raise refuse(_denied(_given((yield PeekStep())) if last is None else last))
-            yield SleepStep(left, leads=False)
         while True:
-            queue.is_void = False
-            if told is not None and told[1] == queues.resets:
-                decision = told[0]
-            else:
-                decision = _given((yield CheckStep()))
-            told = None
-            if decision.allowed:
-                return decision
-            queue.last_denial = decision
+            leads = queue.leads(waiter)
+            if not leads and not queue.may_ask():
+                left = time_left()
+                if left is not None and left <= 0:
+                    last = queue.last_denial
+                    raise refuse(_denied((yield PeekStep())) if last is None else last)
+                yield SleepStep(left, leads=False)
+                continue
+            if leads:
+                queue.is_void = queue.is_denied = False
+                if pools is not None:
+                    queue.watch(pools)
+            queue.asking.add(waiter)
+            try:
+                answer = yield AskStep(leads=leads)
+            except Exception:
+                # It is not known how many fit, and each of the others may have to wait as long as
+                # this one did for its error: they ask side by side.
+                queue.asking.discard(waiter)
+                queue.admitted(MAX_SAFE)
+                raise
+            queue.asking.discard(waiter)
+            if answer.allowed:
+                if len(queue) > 1:
+                    queue.admitted(_further(answer, cost))
+                if leads or (yield from _retire(queue, waiter, answer, time_left)):
+                    return answer
+                continue
+            queue.denied(answer, leads=leads)
+            if not leads:
+                continue
             left = time_left()
             # Fail at once if the wait would be longer than the timeout.
-            if left is not None and (
-                left <= 0 if is_held(decision) else decision.retry_after_ms > left
-            ):
-                raise refuse(decision)
-            # At least 1 ms, in case a strategy denies without a wait. Slots may be given back at
-            # any moment, so these are asked for more often.
-            wait = max(1, decision.retry_after_ms)
-            ready_at = clock.now() + (wait if not is_held(decision) else min(wait, _LOOK_AGAIN_MS))
+            by_slots = is_denied_by_slots(answer)
+            if left is not None and (left <= 0 if by_slots else answer.retry_after_ms > left):
+                raise refuse(answer)
+            # At least 1 ms, in case a strategy denies without a wait.
+            pause = max(1, answer.retry_after_ms)
+            ready_at = clock.now() + (min(pause, _LOOK_AGAIN_MS) if by_slots else pause)
             while (pause := ready_at - clock.now()) > 0 and not queue.is_void:
                 yield SleepStep(pause, leads=True)
     finally:
+        queue.asking.discard(waiter)
+        if leads and pools is not None:
+            queue.unwatch(pools)
         queues.leave(key, queue, waiter)
 
 
-def is_held(answer: Any) -> bool:
-    """Whether it is a charge of slots."""
+def _retire(
+    queue: _KeyQueue, waiter: Waiter, answer: Any, time_left: Callable[[], int | None]
+) -> Generator[Step, Any, bool]:
+    """Wait, admitted, for those ahead. False if the slots of the answer were given back, since the
+    leader may wait for them."""
+    queue.holding.add(waiter)
+    try:
+        while not queue.leads(waiter):
+            if queue.is_denied and _holds_slots(answer):
+                yield GiveBackStep()
+                return False
+            left = time_left()
+            if left is not None and left <= 0:
+                return True
+            yield SleepStep(left, leads=False)
+        return True
+    finally:
+        queue.holding.discard(waiter)
+
+
+def _further(answer: Any, cost: int | Mapping[str, int]) -> int:
+    """How many more requests of this cost fit, according to an answer that admits one. Without a
+    limit, as in the answer of a fail mode, there is no bound."""
+    verdict = answer if isinstance(answer, Verdict) else getattr(answer, "verdict", None)
+    limits: Mapping[str, Decision]
+    if verdict is None:
+        limits = {"": answer if isinstance(answer, Decision) else answer.decision}
+    else:
+        limits = verdict.limits
+    most = MAX_SAFE
+    for name, decision in limits.items():
+        units = cost.get(name, 1) if isinstance(cost, Mapping) else cost
+        if units and decision.limit:
+            most = min(most, decision.remaining // units)
+    return most
+
+
+def _holds_slots(answer: Any) -> bool:
     return bool(getattr(answer, "id", "")) or getattr(answer, "ttl_ms", None) is not None
+
+
+def is_denied_by_slots(answer: Any) -> bool:
+    """Whether slots are what a denied caller waits for, which may be released at any moment. Beside
+    a limit with a longer wait they are not."""
+    return _holds_slots(answer) and bool(answer.retry_after_ms <= MAX_SLOT_WAIT_MS)
 
 
 def _denied(decision: Decision) -> Decision:
@@ -316,8 +512,3 @@ def _denied(decision: Decision) -> Decision:
     if not decision.allowed:
         return decision
     return Decision(False, decision.limit, decision.remaining, decision.reset_at, 1)
-
-
-def _given(decision: Decision | None) -> Decision:
-    assert decision is not None
-    return decision

@@ -4,11 +4,12 @@ A pacer is a `Limits` with an additional limit, `paused`, which is only peeked a
 It admits everything until it is paused. Then no process that shares the store is admitted until the
 pause is over.
 
-Limits with a pace are booked ahead: callers get their instants in order of arrival, across all
-processes, so that a large request is not overtaken by small ones. A booking from before a pause
-must not be used during it, so a caller that has slept checks again, and books again if necessary.
-Limits without a pace, such as windows and slots, have to admit at once; for those the callers of a
-process queue, and only the first of them asks.
+The callers of a process queue by key (`core/_waiting.py`). The first of them books limits with a
+pace ahead, and leads the queue until its instant has come. So the heads of all processes get their
+instants in order of arrival, a large request is not overtaken by small ones, and a process that
+dies leaves no more than one booking behind. A booking from before a pause must not be used during
+it, so a caller that has slept checks again, and books again if necessary. Limits without a pace,
+such as windows and slots, have to admit at once.
 
 Instants are those of the clock that decides, which may be the server's. So the current time is
 computed: the instant of the charge, by that clock, plus the time that has passed since, by ours.
@@ -31,7 +32,15 @@ from ..core._errors import StoreUnavailableError
 from ..core._store import Store
 from ..core._strategy import Strategy
 from ..core._validation import MAX_SPAN_MS, reject, require_int, require_prefix, shown
-from ..core._waiting import KeyQueues, Watch, aacquire, acquire, timeout_in_ms, waiting_clock
+from ..core._waiting import (
+    KeyQueues,
+    Wait,
+    Watch,
+    aacquire,
+    acquire,
+    timeout_in_ms,
+    waiting_clock,
+)
 from ..stores._opening import open_for_limiter
 from ..strategies import gcra
 from ._answers import advice_of
@@ -94,6 +103,7 @@ class _Asking:
         self, pacer: Pacer, key: str, cost: Mapping[str, int], timeout_ms: int | None
     ) -> None:
         self._pacer = pacer
+        self._key = key
         self._keys = pacer.keys(key)
         self._cost = {**cost, PAUSED: 0}
         self._clock = pacer.clock
@@ -103,15 +113,34 @@ class _Asking:
     def left_ms(self) -> int | None:
         return None if self._until is None else max(0, self._until - self._clock.now())
 
-    def reserve(self) -> Charge:
-        self.asked_at = self._clock.now()
-        return self._pacer.limits.reserve(self._keys, self._cost, max_wait_ms=self._ahead_ms())
-
-    async def areserve(self) -> Charge:
-        self.asked_at = self._clock.now()
-        return await self._pacer.limits.areserve(
-            self._keys, self._cost, max_wait_ms=self._ahead_ms()
+    def wait(self) -> Wait:
+        """What it waits for."""
+        pacer, limits = self._pacer, self._pacer.limits
+        pools = limits.pools(self._keys)
+        at_once = limits.answers_at_once
+        return Wait(
+            pacer.queues, self._key, self._clock, self.left_ms(), self._cost, at_once, pools
         )
+
+    def reserve(self, leads: bool) -> Charge:
+        """Charge the limits. The leader of the queue books ahead, and returns at its instant."""
+        while True:
+            self.asked_at = self._clock.now()
+            charge = self._pacer.limits.reserve(
+                self._keys, self._cost, max_wait_ms=self._ahead_ms() if leads else 0
+            )
+            if not charge or self._pacer.is_due(self._key, charge):
+                return charge
+
+    async def areserve(self, leads: bool) -> Charge:
+        """The awaitable twin of `reserve`."""
+        while True:
+            self.asked_at = self._clock.now()
+            charge = await self._pacer.limits.areserve(
+                self._keys, self._cost, max_wait_ms=self._ahead_ms() if leads else 0
+            )
+            if not charge or await self._pacer.ais_due(self._key, charge):
+                return charge
 
     def peek(self) -> Any:
         return self._pacer.limits.peek(self._keys)
@@ -160,7 +189,7 @@ class Pacer:
             for name, limit in declared.items()
             if name in units and not limit.strategy.is_held
         }
-        self._queues = KeyQueues(max_waiters)
+        self.queues: KeyQueues = KeyQueues(max_waiters)
         self._shrinking: set[str] = set()
         self.clock: Clock = waiting_clock(self.limits.clock)
 
@@ -172,24 +201,16 @@ class Pacer:
         """Wait until all limits admit the call. Raises `rate_limit_exceeded` as soon as it is known
         that the timeout is too short."""
         ask = _Asking(self, key, cost, timeout_ms)
-        while True:
-            charge: Charge = acquire(
-                self._queues, key, self.clock, ask.left_ms(), ask.reserve, ask.peek
-            )
-            if self._is_due(key, charge):
-                return PacedCharge(key, charge, self.clock, ask.asked_at)
+        charge: Charge = acquire(ask.wait(), ask.reserve, ask.peek)
+        return PacedCharge(key, charge, self.clock, ask.asked_at)
 
     async def aenter(
         self, key: str, cost: Mapping[str, int], timeout_ms: int | None
     ) -> PacedCharge:
         """The awaitable twin of `enter`. Cancelling it gives back its charge."""
         ask = _Asking(self, key, cost, timeout_ms)
-        while True:
-            charge: Charge = await aacquire(
-                self._queues, key, self.clock, ask.left_ms(), ask.areserve, ask.apeek
-            )
-            if await self._ais_due(key, charge):
-                return PacedCharge(key, charge, self.clock, ask.asked_at)
+        charge: Charge = await aacquire(ask.wait(), ask.areserve, ask.apeek)
+        return PacedCharge(key, charge, self.clock, ask.asked_at)
 
     def observe(self, entered: PacedCharge, status: int, headers: Mapping[str, Any]) -> None:
         """Obey a response: pause if it says so, and take the units that it reports as used
@@ -222,7 +243,7 @@ class Pacer:
         except StoreUnavailableError as error:
             _log.warning("what an answer said of limits could not be kept: %s", error)
 
-    def _is_due(self, key: str, charge: Charge) -> bool:
+    def is_due(self, key: str, charge: Charge) -> bool:
         """Sleep until the booked instant. False if a pause has begun meanwhile, or a slot was lost;
         then the charge was given back."""
         naps = _naps(charge)
@@ -242,8 +263,8 @@ class Pacer:
         charge.cancel()
         return False
 
-    async def _ais_due(self, key: str, charge: Charge) -> bool:
-        """The awaitable twin of `_is_due`."""
+    async def ais_due(self, key: str, charge: Charge) -> bool:
+        """The awaitable twin of `is_due`."""
         naps = _naps(charge)
         if not naps:
             return True

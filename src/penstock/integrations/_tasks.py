@@ -5,10 +5,12 @@ not, it goes back into the queue with that time, and the worker is free for othe
 the instant, so that the task does not book again when it comes back, on any worker. Queues are not
 punctual to the millisecond, so a task is put back until a little earlier, and waits for the rest.
 
-Limits that cannot be booked ahead, such as windows and slots, are asked again after the wait that
-they have reported. A slot is held, and renewed, until the task ends. While the store is away, a
-task is put back for some seconds. Whether a policy of a service can be booked ahead, or has slots,
-is known from its first answer.
+Limits that cannot be booked ahead, such as windows, are asked again after the wait that they have
+reported. A slot may be released at any moment: a task waits for it in the worker for a moment, in
+line with the other waiters, and is then put back for a short time that grows with each attempt. A
+slot is held, and renewed, until the task ends. While the store is away, a task is put back for some
+seconds. Whether a policy of a service can be booked ahead, or has slots, is known from its first
+answer.
 
 A booked instant is valid for one attempt, which is identified by the number of retries: when the
 queue retries a task that failed, the task books again.
@@ -34,18 +36,24 @@ from .._limits import Limits
 from .._rate_limit import rate_limit
 from ..core._charges import Settling
 from ..core._clock import SystemClock
-from ..core._errors import StoreUnavailableError, UnsupportedError
+from ..core._errors import RateLimitExceededError, StoreUnavailableError, UnsupportedError
 from ..core._flow import Flow, adrive, drive
 from ..core._limiter import Limiter
 from ..core._renewing import ahold, arelease, hold, release
 from ..core._store import Store
 from ..core._validation import reject, require_prefix
-from ..core._waiting import timeout_in_ms
+from ..core._waiting import MAX_SLOT_WAIT_MS, timeout_in_ms
 from ._pacing import asleep, sleep
 
 __all__ = ["PutBack", "QueuedTask", "TaskLimit", "TaskOptions"]
 
 _AWAY_MS = 5_000
+
+# How long a task waits in the worker for a slot, at least, and how long it is put back after that:
+# twice as long each time. The workers that wait keep the slots busy.
+_SLOT_WAIT_MS = 250
+_FIRST_DELAY_MS = 50
+_LONGEST_DELAY_MS = 5_000
 
 _log = logging.getLogger("penstock.integrations")
 
@@ -67,18 +75,30 @@ class TaskOptions(TypedDict, total=False):
 
 class PutBack(NamedTuple):
     """The task must not run now, but be put back for `delay_ms`. Then it starts at the instant
-    `starts_at`, which it has booked; if that is None, it asks again."""
+    `starts_at`, which it has booked; if that is None, it asks again. `tries` is how often it has
+    waited for a slot in vain."""
 
     delay_ms: int
     starts_at: int | None
+    tries: int = 0
 
 
 class QueuedTask(NamedTuple):
-    """A task that a worker runs: the instant that it has booked, if any, and a function that puts
-    it back and returns the error that tells the queue. For arq it is awaited."""
+    """A task that a worker runs: the instant that it has booked, if any, how often it has waited
+    for a slot, and a function that puts it back and returns the error that tells the queue. For arq
+    it is awaited."""
 
     starts_at: int | None
+    tries: int
     put_back: Callable[[PutBack], Any]
+
+
+class _ForSlot(NamedTuple):
+    """A request to wait for slots, for at most `timeout` seconds."""
+
+    keys: Any
+    cost: Any
+    timeout: float | None
 
 
 class TaskLimit:
@@ -113,6 +133,7 @@ class TaskLimit:
         )
         self._clock = SystemClock()
         self._is_policy = not isinstance(self._limiter, (Limiter, Limits))
+        self._has_slots = not self._is_policy and holds_slots(self._limiter)
         self._ahead = {"max_wait_ms": wait_ms} if self._books() else {}
 
     def require_sync(self) -> None:
@@ -127,7 +148,7 @@ class TaskLimit:
         if queued is None:
             held = self.wait(args, named)
         else:
-            found = self.begin(args, named, queued.starts_at)
+            found = self.begin(args, named, queued.starts_at, queued.tries)
             if isinstance(found, PutBack):
                 raise queued.put_back(found)
             held = found
@@ -143,7 +164,7 @@ class TaskLimit:
         if queued is None:
             held = await self.await_(args, named)
         else:
-            found = await self.abegin(args, named, queued.starts_at)
+            found = await self.abegin(args, named, queued.starts_at, queued.tries)
             if isinstance(found, PutBack):
                 raise await queued.put_back(found)
             held = found
@@ -152,60 +173,57 @@ class TaskLimit:
         finally:
             await self.aleave(held)
 
-    def enter(self, args: Any, named: Any, starts_at: int | None) -> Settling | PutBack | None:
+    def enter(
+        self, args: Any, named: Any, starts_at: int | None, tries: int = 0, *, stays: bool = False
+    ) -> Settling | PutBack | None:
         """Wait for a task that may run soon, and return its charge, if it holds slots. For one that
-        may not, return how long to put it back."""
+        may not, return how long to put it back. A task that `stays` waits for its slot as long as
+        it takes."""
         if starts_at is not None:
             sleep(self._clock, self._rest_ms(starts_at))
             return None
         keys, cost = self._question.of(args, named)
-        charge = drive(self._reserving(keys, cost), self._serve)
-        found = self._due(charge)
-        if isinstance(found, PutBack):
-            return found
-        sleep(self._clock, found)
-        if charge.ttl_ms is None:
-            return None
-        hold(charge)
-        return charge
+        flow = self._entering(keys, cost, tries, stays)
+        found = drive(flow, self._serve)
+        if isinstance(found, Settling):
+            hold(found)
+        return found
 
     async def aenter(
-        self, args: Any, named: Any, starts_at: int | None
+        self, args: Any, named: Any, starts_at: int | None, tries: int = 0, *, stays: bool = False
     ) -> Settling | PutBack | None:
         """The awaitable twin of `enter`."""
         if starts_at is not None:
             await asleep(self._clock, self._rest_ms(starts_at))
             return None
         keys, cost = await self._question.afor(args, named)
-        charge = await adrive(self._reserving(keys, cost), self._aserve)
-        found = self._due(charge)
-        if isinstance(found, PutBack):
-            return found
-        await asleep(self._clock, found)
-        if charge.ttl_ms is None:
-            return None
-        ahold(charge)
-        return charge
+        flow = self._entering(keys, cost, tries, stays)
+        found = await adrive(flow, self._aserve)
+        if isinstance(found, Settling):
+            ahold(found)
+        return found
 
-    def begin(self, args: Any, named: Any, starts_at: int | None) -> Settling | PutBack | None:
+    def begin(
+        self, args: Any, named: Any, starts_at: int | None, tries: int = 0
+    ) -> Settling | PutBack | None:
         """`enter`, for a task that a worker runs: while the store is away it is put back."""
         try:
-            return self.enter(args, named, starts_at)
+            return self.enter(args, named, starts_at, tries)
         except StoreUnavailableError as error:
             return _undecided(error)
 
     async def abegin(
-        self, args: Any, named: Any, starts_at: int | None
+        self, args: Any, named: Any, starts_at: int | None, tries: int = 0
     ) -> Settling | PutBack | None:
         """The awaitable twin of `begin`."""
         try:
-            return await self.aenter(args, named, starts_at)
+            return await self.aenter(args, named, starts_at, tries)
         except StoreUnavailableError as error:
             return _undecided(error)
 
     def wait(self, args: Any, named: Any) -> Settling | None:
         """For a task that is called like a function: there is no queue to put it back into."""
-        while isinstance(found := self.enter(args, named, None), PutBack):
+        while isinstance(found := self.enter(args, named, None, stays=True), PutBack):
             sleep(self._clock, found.delay_ms)
             if found.starts_at is not None:
                 return self.enter(args, named, found.starts_at)  # type: ignore[return-value]
@@ -213,7 +231,7 @@ class TaskLimit:
 
     async def await_(self, args: Any, named: Any) -> Settling | None:
         """The awaitable twin of `wait`."""
-        while isinstance(found := await self.aenter(args, named, None), PutBack):
+        while isinstance(found := await self.aenter(args, named, None, stays=True), PutBack):
             await asleep(self._clock, found.delay_ms)
             if found.starts_at is not None:
                 return await self.aenter(args, named, found.starts_at)  # type: ignore[return-value]
@@ -229,6 +247,46 @@ class TaskLimit:
         if charge is not None:
             await arelease(charge)
 
+    def _entering(
+        self, keys: Any, cost: Any, tries: int, stays: bool
+    ) -> Flow[Any, Settling | PutBack | None]:
+        """Ask, and wait for what is near. Yields the number of ms to sleep, what to reserve as a
+        tuple of keys, cost and options, a charge to cancel, or slots to wait for."""
+        worst_ms = self._early_ms
+        while True:
+            if self._has_slots:
+                timeout = None if stays else max(self._early_ms, _SLOT_WAIT_MS) / 1000
+                charge = yield _ForSlot(keys, cost, timeout)
+                return self._slotted(charge, tries)
+            charge = yield from self._reserving(keys, cost)
+            if self._has_slots and not charge:
+                # It was not known before.
+                continue
+            if charge:
+                break
+            # A bucket may be a millisecond short of what it has reported.
+            if not 0 < charge.retry_after_ms <= worst_ms:
+                # Beyond `max_wait` it books nothing, and asks again after that time.
+                return PutBack(max(1, min(charge.retry_after_ms, self._max_wait_ms)), None)
+            worst_ms -= charge.retry_after_ms
+            yield charge.retry_after_ms
+        wait_ms = charge.starts_at - charge.charged_at
+        if wait_ms > self._early_ms:
+            return PutBack(wait_ms - self._early_ms, self._clock.now() + wait_ms)
+        yield wait_ms
+        return None if charge.ttl_ms is None else charge
+
+    def _slotted(self, found: Any, tries: int) -> Settling | PutBack | None:
+        """What becomes of a task that has waited for slots."""
+        if not isinstance(found, RateLimitExceededError):
+            return found if getattr(found, "ttl_ms", None) is not None else None
+        retry_ms = found.decision.retry_after_ms
+        if retry_ms > MAX_SLOT_WAIT_MS:
+            # Another limit has the longest wait.
+            return PutBack(min(retry_ms, self._max_wait_ms), None)
+        delay_ms = min(_FIRST_DELAY_MS << min(tries, 10), _LONGEST_DELAY_MS)
+        return PutBack(min(delay_ms, self._max_wait_ms), None, tries + 1)
+
     def _reserving(self, keys: Any, cost: Any) -> Flow[Any, Settling]:
         """Book ahead, or take what is available. A policy of a service that has no pace, or has
         slots, which a waiting task would hold, is not booked again."""
@@ -239,11 +297,10 @@ class TaskLimit:
                 raise
             self._ahead = {}
             charge = yield keys, cost, {}
+        if charge.ttl_ms is None:
             return charge
-        if charge.ttl_ms is None or not self._ahead:
-            return charge
-        self._ahead = {}
-        if charge.starts_at == charge.charged_at:
+        self._ahead, self._has_slots = {}, True
+        if not charge or charge.starts_at == charge.charged_at:
             return charge
         yield charge
         charge = yield keys, cost, {}
@@ -252,24 +309,28 @@ class TaskLimit:
     def _serve(self, asked: Any) -> Any:
         if isinstance(asked, Settling):
             return asked.cancel()
+        if isinstance(asked, int):
+            return sleep(self._clock, asked)
+        if isinstance(asked, _ForSlot):
+            try:
+                return self._limiter.acquire(asked.keys, asked.cost, asked.timeout)
+            except RateLimitExceededError as error:
+                return error
         keys, cost, ahead = asked
         return self._limiter.reserve(keys, cost, **ahead)
 
     async def _aserve(self, asked: Any) -> Any:
         if isinstance(asked, Settling):
             return await asked.acancel()
+        if isinstance(asked, int):
+            return await asleep(self._clock, asked)
+        if isinstance(asked, _ForSlot):
+            try:
+                return await self._limiter.aacquire(asked.keys, asked.cost, asked.timeout)
+            except RateLimitExceededError as error:
+                return error
         keys, cost, ahead = asked
         return await self._limiter.areserve(keys, cost, **ahead)
-
-    def _due(self, charge: Settling) -> int | PutBack:
-        """The milliseconds until a task may run, if that is soon."""
-        if not charge:
-            # Beyond `max_wait` it books nothing, and asks again after that time.
-            return PutBack(max(1, min(charge.retry_after_ms, self._max_wait_ms)), None)
-        wait_ms = charge.starts_at - charge.charged_at
-        if wait_ms <= self._early_ms:
-            return wait_ms
-        return PutBack(wait_ms - self._early_ms, self._clock.now() + wait_ms)
 
     def _rest_ms(self, starts_at: int) -> int:
         """The rest of a wait. Clocks of machines may differ, so it is at most the time that was

@@ -66,10 +66,13 @@ def limited_job(limit: _limited.Target, **options: Unpack[TaskOptions]) -> Calla
             if isinstance(ctx, dict) and ctx.keys() >= _OF_WORKER and _BEGUN not in ctx:
                 ctx[_BEGUN] = True
                 redis, job = ctx["redis"], ctx["job_id"]
-                booked = await redis.getdel(_BOOKED + job)
+                booked = await redis.getdel(_BOOKED + job) or b","
+                starts_at, _, tries = booked.partition(b",")
                 retries = constants.retry_key_prefix + job
                 put_back = _partial(_put_back, worker, redis, _BOOKED + job, retries)
-                queued = _tasks.QueuedTask(booked and int(booked), put_back)
+                queued = _tasks.QueuedTask(
+                    int(starts_at) if starts_at else None, int(tries or 0), put_back
+                )
             return await task_limit.arun(function, (ctx, *args), named, queued)
 
         decorated: Any = run
@@ -84,8 +87,9 @@ async def _put_back(
     """The exception that puts a job back. arq counts every run as a try; this one is subtracted."""
     async with redis.pipeline(transaction=True) as pipe:
         pipe.decr(retries)
-        if found.starts_at is not None:
-            pipe.set(name, found.starts_at, px=found.delay_ms + _KEPT_MS)
+        if found.starts_at is not None or found.tries:
+            kept = f"{'' if found.starts_at is None else found.starts_at},{found.tries}"
+            pipe.set(name, kept, px=found.delay_ms + _KEPT_MS)
         await pipe.execute()
     error: Exception = worker.Retry(defer=found.delay_ms / 1000)
     return error

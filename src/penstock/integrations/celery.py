@@ -81,22 +81,22 @@ def _queued(celery: Any, run: Any) -> _tasks.QueuedTask | None:
     request = task.request
     if not own or request.called_directly or request.is_eager:
         return None
-    return _tasks.QueuedTask(_booked(request), _partial(_put_back, celery, task))
+    return _tasks.QueuedTask(*_booked(request), _partial(_put_back, celery, task))
 
 
-def _booked(request: Any) -> int | None:
-    """The instant that this attempt has booked."""
+def _booked(request: Any) -> tuple[int | None, int]:
+    """The instant that this attempt has booked, and how often it has waited for a slot."""
     told = (request.headers or {}).get(_HEADER)
-    if not isinstance(told, (list, tuple)) or len(told) != 2 or told[0] != request.retries:
-        return None
-    return int(told[1])
+    if not isinstance(told, (list, tuple)) or len(told) < 2 or told[0] != request.retries:
+        return None, 0
+    return None if told[1] is None else int(told[1]), int(told[2]) if len(told) > 2 else 0
 
 
 def _put_back(celery: Any, task: Any, found: _tasks.PutBack) -> Exception:
     request = task.request
     headers = {name: value for name, value in (request.headers or {}).items() if name != _HEADER}
-    if found.starts_at is not None:
-        headers[_HEADER] = [request.retries, found.starts_at]
+    if found.starts_at is not None or found.tries:
+        headers[_HEADER] = [request.retries, found.starts_at, found.tries]
     again = task.signature_from_request(
         request, countdown=found.delay_ms / 1000, retries=request.retries, headers=headers
     )

@@ -31,6 +31,7 @@ __all__ = ["TaskOptions", "limited_actor"]
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 _OPTION = "penstock_booked"
+_TRIES = "penstock_tries"
 
 # An idle worker polls for due messages about once a second, a busy one more often.
 _EARLY_MS = 500
@@ -87,7 +88,8 @@ def _queued(dramatiq: Any, caller: Any, run: Any) -> _tasks.QueuedTask | None:
             return None
         _begun.set(message)
         put_back = _partial(_put_back, dramatiq, message)
-        return _tasks.QueuedTask(message.options.pop(_OPTION, None), put_back)
+        options = message.options
+        return _tasks.QueuedTask(options.pop(_OPTION, None), options.pop(_TRIES, 0), put_back)
     if not any(isinstance(each, current) for each in caller.broker.middleware):
         raise _errors.ConfigInvalidError(
             "limited_actor needs to know the message at hand: add the middleware with "
@@ -101,6 +103,8 @@ def _put_back(dramatiq: Any, message: Any, found: _tasks.PutBack) -> Exception:
     message.options["retries"] = message.options.get("retries", 0) - 1
     if found.starts_at is not None:
         message.options[_OPTION] = found.starts_at
+    if found.tries:
+        message.options[_TRIES] = found.tries
     error: Exception = dramatiq.errors.Retry(
         f"waits for its limit for {found.delay_ms} ms", delay=found.delay_ms
     )

@@ -9,11 +9,15 @@ Slots are taken, renewed and given back by id, which a bare `check` does not hav
 for by `reserve` and `acquire`, whose `Charge` knows its id. To take a slot that one holds already,
 or to give it back twice, changes nothing: a call whose reply was lost may be repeated.
 
-Those who wait for a slot have tickets, numbered in the order in which they came, each good for a
-moment: `queue_up` takes a slot if more are free than wait before the caller, and else keeps its
-ticket good. Beside other limits a denial writes nothing, not even a ticket, so that is left to
-`keep_ticket`. A waiter that dies loses its place with its ticket. `take` asks without a ticket, and
-waits for nobody.
+A process that waits for a slot has a ticket. Tickets are numbered in order of arrival: `queue_up`
+takes a slot if more are free than tickets come first, and else renews the caller's ticket. Beside
+other limits a denial writes nothing, not even a ticket, so that is left to `keep_ticket`. A ticket
+comes first only while its owner keeps asking (`FRESH_MS`), so that an owner that died or was
+stopped delays no other caller for longer than that. An owner that asks again within `TICKET_MS` has
+its old place. `take` asks without a ticket, and ignores those of others.
+
+A denial says when the next slot expires, and to ask again by then, but at most after a second: a
+holder may release its slot at any moment.
 
 The expiry of a slot never moves back. A clock that goes back finds slots held for longer.
 
@@ -33,6 +37,7 @@ from ..core._errors import UnsupportedError
 from ..core._lua import LuaSource, beside, signed
 from ..core._strategy import Parameter, Strategy
 from ..core._validation import MAX_SAFE, MAX_STORED_MS, stored_pair, stored_whole
+from ..core._waiting import MAX_SLOT_WAIT_MS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +56,10 @@ COUNTED_FOR_MS = 60_000
 R = TypeVar("R")
 
 TICKET_MS = 2_000
-"""How long a ticket is good for those who do not ask again."""
+"""How long a ticket keeps its number while its owner does not ask."""
+
+FRESH_MS = 250
+"""How long after its owner has asked a ticket comes before later ones. Waiters ask every 20 ms."""
 
 _LOST = "lost"
 """In the place of an id: how many were not given back, as a negative number."""
@@ -264,12 +272,14 @@ class Slots(Strategy):
         return _Kept(kept[over:], lost + over - first, tickets)
 
     def _turn(self, kept: _Kept, now: int, slot_id: str) -> tuple[tuple[str, int], State, int]:
-        """The ticket of a waiter, good from now on; those of the others; how many come first."""
+        """The ticket of a waiter, renewed; those of the others; how many come first."""
         mine = [name for name, _ in kept.tickets if name[17:] == slot_id]
         others = tuple([ticket for ticket in kept.tickets if ticket[0] not in mine])
-        ahead = sum(not mine or name < mine[0] for name, _ in others)
+        expires = now + TICKET_MS - _TICKET_SHIFT
+        fresh = [name for name, at in others if at > expires - FRESH_MS]
+        ahead = sum(not mine or name < mine[0] for name in fresh)
         name = mine[0] if mine else f"w{_next_number(others):016d}{slot_id}"
-        return (name, now + TICKET_MS - _TICKET_SHIFT), others, ahead
+        return (name, expires), others, ahead
 
     def _taken(self, kept: _Kept, now: int, slot_id: str, place: int | None) -> Outcome[Decision]:
         held = self._holding(kept.live, now, slot_id, place)
@@ -296,7 +306,7 @@ class Slots(Strategy):
 
     def _denial(self, live: State, now: int) -> Decision:
         free_at = live[0][1] if live else now
-        wait = min(max(1, free_at - now), MAX_SAFE)
+        wait = min(max(1, free_at - now), MAX_SLOT_WAIT_MS)
         return Decision(False, self.limit, max(0, self.limit - len(live)), free_at, wait)
 
 

@@ -8,7 +8,8 @@
 local function raw(key) return redis.call('ZRANGE', key, 0, -1, 'WITHSCORES') end
 
 -- Decide.
-local TICKET_MS, TICKET_SHIFT, TICKETS_BELOW = 2000, 2 ^ 52, -(2 ^ 51)
+local TICKET_MS, FRESH_MS, MAX_WAIT_MS = 2000, 250, 1000
+local TICKET_SHIFT, TICKETS_BELOW = 2 ^ 52, -(2 ^ 51)
 
 -- A score is a number, so that its form need not be looked at.
 local function expiry(score)
@@ -90,7 +91,7 @@ local function check(p, slots, now, cost)
   freeAt = freeAt or now
   local allowed, free, retry = 1, p.limit - live - cost, 0
   if free < 0 then
-    allowed, free, retry = 0, free + cost, math.min(math.max(1, freeAt - now), MAX_SAFE)
+    allowed, free, retry = 0, free + cost, math.min(math.max(1, freeAt - now), MAX_WAIT_MS)
   end
   return allowed, p.limit, math.max(0, free), freeAt, retry
 end
@@ -231,9 +232,9 @@ end
 
 -- Only for queue_up, keep_ticket.
 -- The tickets, the caller's own or what it would be called, whether that is new, and how many come
--- first.
+-- first: those before it whose owners have asked of late.
 local function turnOf(slots, now, id)
-  local tickets = ticketsOf(slots, now)
+  local tickets, fresh = ticketsOf(slots, now), now + TICKET_MS - FRESH_MS
   local mine, last, ahead = nil, 0, 0
   for name, expires in pairs(tickets) do
     if expires and name:sub(18) == id then
@@ -243,7 +244,9 @@ local function turnOf(slots, now, id)
     end
   end
   for name, expires in pairs(tickets) do
-    if expires and name ~= mine and (not mine or name < mine) then ahead = ahead + 1 end
+    if expires and expires > fresh and name ~= mine and (not mine or name < mine) then
+      ahead = ahead + 1
+    end
   end
   return tickets, mine or 'w' .. string.format('%016.0f', last + 1) .. id, not mine, ahead
 end
