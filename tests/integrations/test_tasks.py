@@ -232,6 +232,22 @@ def test_a_task_that_fails_is_retried_by_its_queue_and_asks_again(
     assert all(later - earlier > 0.001 for earlier, later in zip(times, times[2:], strict=False))
 
 
+@all_queues
+def test_tasks_with_slots_keep_the_slots_busy(
+    queue: str, server: Valkey, workers: Callable[[str], Workers]
+) -> None:
+    """40 tasks of a tenth of a second and two slots are two seconds of work; put back for the ttl
+    of a slot they would take minutes. A denial costs no attempt."""
+    workers(queue)
+    tenant = f"{queue}-slotted"
+    assert send(queue, server, "slotted", [tenant] * 40) == [f"{tenant} done"] * 40
+    runs = ran(server, tenant)
+    assert {each["attempt"] for each in runs} == {0}
+    times = sorted(each["at"] for each in runs)
+    print(f"{queue}: {times[-1] - times[0] + 0.1:.2f} s")
+    assert times[-1] - times[0] < 2 * 3
+
+
 def test_a_job_of_arq_that_calls_another_is_not_put_back_once_it_has_begun(
     server: Valkey, workers: Callable[[str], Workers]
 ) -> None:

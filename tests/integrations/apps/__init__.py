@@ -10,13 +10,17 @@ from typing import Any
 
 import redis
 
-from penstock import gcra
+from penstock import gcra, slots
 from penstock.client import ServiceLimiter
 
 BROKER = os.environ.get("TASKS_REDIS", "redis://127.0.0.1:6379")
 SERVICE = os.environ.get("TASKS_SERVICE", "http://127.0.0.1:8080")
 LIMIT = gcra(4, 1_000, burst=2)
 """A quarter of a second apart, and two at once: further ahead than a worker would wait."""
+
+SLOTS = slots(2, ttl_ms=20_000)
+SLOT_S = 0.1
+"""How long a task holds its slot."""
 
 OPTIONS: dict[str, Any] = {"key": "{tenant}", "store": f"{BROKER}?timeout_ms=5000"}
 POLICY = ServiceLimiter(SERVICE, "tasks", timeout_ms=10_000, fail="error")

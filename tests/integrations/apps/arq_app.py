@@ -3,6 +3,7 @@ redis-py of their own, older than that of the tests."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -12,7 +13,7 @@ from arq.worker import Retry
 
 from penstock import fixed_window, gcra
 from penstock.integrations.arq import limited_job
-from tests.integrations.apps import BROKER, LIMIT, OPTIONS, POLICY, asked, note
+from tests.integrations.apps import BROKER, LIMIT, OPTIONS, POLICY, SLOT_S, SLOTS, asked, note
 
 
 @limited_job(LIMIT, **OPTIONS)
@@ -34,6 +35,13 @@ async def fail_once(ctx: dict[str, Any], tenant: str) -> str:
     return f"{tenant} done"
 
 
+@limited_job(SLOTS, **OPTIONS)
+async def slotted(ctx: dict[str, Any], tenant: str) -> str:
+    note("slotted", tenant, ctx["job_try"] - 1)
+    await asyncio.sleep(SLOT_S)
+    return f"{tenant} done"
+
+
 @limited_job(gcra(1, 1_000), **OPTIONS)
 async def inner(ctx: dict[str, Any], tenant: str) -> str:
     note("inner", tenant, ctx["job_try"] - 1)
@@ -48,7 +56,7 @@ async def outer(ctx: dict[str, Any], tenant: str) -> str:
 
 
 class WorkerSettings:
-    functions = (work, work_by_policy, fail_once, inner, outer)
+    functions = (work, work_by_policy, fail_once, slotted, inner, outer)
     redis_settings = RedisSettings.from_dsn(BROKER)
     queue_name = "penstock-arq"
     max_tries = 2

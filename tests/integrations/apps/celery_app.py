@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from celery import Celery
 
 from penstock import fixed_window
 from penstock.integrations.celery import limited_task
-from tests.integrations.apps import BROKER, LIMIT, OPTIONS, POLICY, note
+from tests.integrations.apps import BROKER, LIMIT, OPTIONS, POLICY, SLOT_S, SLOTS, note
 
 app = Celery("tasks", broker=BROKER, backend=BROKER)
 app.conf.update(
@@ -37,4 +38,12 @@ def work_by_policy(self: Any, tenant: str) -> str:
 def fail_once(self: Any, tenant: str) -> str:
     if note("fail", tenant, self.request.retries) == 1:
         raise KeyError(tenant)
+    return f"{tenant} done"
+
+
+@app.task(bind=True, max_retries=0)
+@limited_task(SLOTS, **OPTIONS)
+def slotted(self: Any, tenant: str) -> str:
+    note("slotted", tenant, self.request.retries)
+    time.sleep(SLOT_S)
     return f"{tenant} done"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import dramatiq
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import AsyncIO, CurrentMessage
@@ -10,7 +12,7 @@ from dramatiq.results.backends import RedisBackend
 
 from penstock import fixed_window
 from penstock.integrations.dramatiq import limited_actor
-from tests.integrations.apps import BROKER, LIMIT, OPTIONS, POLICY, note
+from tests.integrations.apps import BROKER, LIMIT, OPTIONS, POLICY, SLOT_S, SLOTS, note
 
 broker = RedisBroker(url=BROKER)
 broker.add_middleware(Results(backend=RedisBackend(url=BROKER)))
@@ -52,4 +54,12 @@ async def awork(tenant: str) -> str:
 def fail_once(tenant: str) -> str:
     if note("fail", tenant, retries()) == 1:
         raise KeyError(tenant)
+    return f"{tenant} done"
+
+
+@dramatiq.actor(max_retries=0, store_results=True)
+@limited_actor(SLOTS, **OPTIONS)
+def slotted(tenant: str) -> str:
+    note("slotted", tenant, retries())
+    time.sleep(SLOT_S)
     return f"{tenant} done"
