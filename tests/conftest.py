@@ -55,6 +55,7 @@ def _garbage_of_drivers_stays_here(request: pytest.FixtureRequest) -> Iterator[N
 LONG = (
     "test_install.py",
     "conformance/test_conformance.py",
+    "model/",
     "stores/test_edge.py",
     "queueing/test_interrupts.py",
     "stores/test_edge_several.py",

@@ -38,11 +38,12 @@ def shadows_change_nothing(scenario: Scenario, events: Transcript) -> None:
         return
     names = {limit.name for limit in plain.limits}
     alone = run(plain)
-    if len(alone) != len(events):
-        raise Broken("a shadow changes no answer", None, f"{len(events)} calls, {len(alone)} alone")
-    for event, other in zip(events, alone, strict=True):
+    for event, other in zip(events, alone, strict=False):
         if (event.answer.charge is None) != (other.answer.charge is None):
             # A charge of shadows alone: from here on, charges have other numbers.
+            return
+        if scenario.kind in ("service", "http") and event.answer.done != other.answer.done:
+            # A service keeps a charge as long as the longest of its limits counts.
             return
         mine, theirs = _enforced(event, names), _enforced(other, names)
         if mine != theirs:
@@ -65,8 +66,6 @@ def _enforced(event: Event, names: set[str]) -> dict[str, Any]:
     }
     if event.call.verb in ("check", "reserve", "peek") and told["limits"]:
         told |= {"binding": answer.binding, "decision": answer.decision}
-    if event.call.verb in ("settle", "cancel"):
-        told["done"] = answer.done
     return told
 
 

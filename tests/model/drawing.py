@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .figures import (
     CalendarQuota,
@@ -24,6 +24,7 @@ from .figures import (
     WindowLog,
 )
 from .scenarios import START, Call, Limit, Scenario
+from .stores import IN_ORDER
 
 HUGE = 2**53 - 1
 
@@ -132,6 +133,7 @@ def draw_call(
         amount=amount,
         plan=rng.randrange(mix.plans),
         node=rng.randrange(mix.nodes),
+        awaits=rng.random() < 0.3,
     )
 
 
@@ -229,6 +231,18 @@ def plain(seed: int, store: str = "memory") -> Scenario:
     return Scenario("limiter", limits, tuple(calls), store, START + rng.randrange(10**9))
 
 
+def changed(seed: int, store: str = "memory") -> Scenario:
+    """One limit whose figures change: the limiter is closed, and made again with others."""
+    rng = random.Random(seed)
+    plans = draw_plans(rng, rng.choice([*RATES, "slots"]), 3, lifted=False)
+    mix = Mixture({**OPERATED, "reload": 6}, plans=3, jumps=rng.random() < 0.2)
+    limits = (Limit("", plans),)
+    # A limiter has one plan at a time.
+    drawn = draw_calls(rng, limits, mix, rng.choice((15, 40)))
+    calls = [call if call.verb == "reload" else replace(call, plan=0) for call in drawn]
+    return Scenario("limiter", limits, tuple(calls), store, START + rng.randrange(10**9))
+
+
 def several(seed: int, store: str = "memory") -> Scenario:
     """One to four limits as one decision."""
     rng = random.Random(seed)
@@ -245,7 +259,9 @@ def several(seed: int, store: str = "memory") -> Scenario:
                 keyless=keyless,
             )
         )
-    mix = Mixture(rng.choice((PLAIN, CHARGES, ALL, OPERATED)), jumps=rng.random() < 0.3)
+    # Stores that charge key by key remember the instant of a denied request.
+    jumps = rng.random() < 0.3 and store not in IN_ORDER
+    mix = Mixture(rng.choice((PLAIN, CHARGES, ALL, OPERATED)), jumps=jumps)
     calls = draw_calls(rng, tuple(limits), mix, rng.choice((15, 40)))
     return Scenario("limits", tuple(limits), tuple(calls), store, START + rng.randrange(10**9))
 
@@ -268,17 +284,21 @@ def policies(seed: int, store: str = "memory", kind: str = "service") -> Scenari
                 keyless=keyless,
             )
         )
-    mix = Mixture({**ALL, "pause": 2, "reload": 3}, plans=plans, jumps=rng.random() < 0.2)
+    nodes = 1 if kind == "http" else rng.choice((1, 2))
+    verbs = {**ALL, "pause": 2, "reload": 3}
+    mix = Mixture(verbs, plans=plans, nodes=nodes, jumps=rng.random() < 0.2)
     calls = draw_calls(rng, tuple(limits), mix, rng.choice((15, 40)))
     start, override = START + rng.randrange(10**9), rng.choice((None, None, 1))
-    return Scenario(kind, tuple(limits), tuple(calls), store, start, override)
+    return Scenario(kind, tuple(limits), tuple(calls), store, start, override, nodes)
 
 
-def two_tier(seed: int, store: str = "memory") -> Scenario:
+def two_tier(seed: int, store: str = "memory", kind: str = "", mode: str = "") -> Scenario:
     """Nodes that share a store and keep something of their own."""
     rng = random.Random(seed)
-    kind = rng.choice(RATES)
-    mode = rng.choice(("strict", "cached-deny", "cached-deny", "leased", "leased", "leased"))
+    kind = kind or rng.choice(RATES)
+    mode = mode or rng.choice(
+        ("strict", "cached-deny", "cached-deny", "leased", "leased", "leased")
+    )
     nodes = rng.choice((1, 2, 3))
     verbs = rng.choice((PLAIN, {**ALL, "pause": 2}))
     mix = Mixture({k: v for k, v in verbs.items() if k != "many"}, nodes=nodes, keys=1)
@@ -301,6 +321,7 @@ def two_tier(seed: int, store: str = "memory") -> Scenario:
 DRAWN: dict[str, Callable[..., Scenario]] = {
     "plain": plain,
     "limiter": limiter,
+    "changed": changed,
     "limits": several,
     "service": policies,
     "two_tier": two_tier,

@@ -49,6 +49,15 @@ class Figures:
         """The same limit for another plan: only its pace differs, if it has one."""
         return self
 
+    @property
+    def pace(self) -> float:
+        """The units that come back in a millisecond, if they come back at a pace."""
+        return 0.0
+
+    def fills_like(self, other: Figures) -> bool:
+        """Whether both take the same time to replenish everything."""
+        return self.pace * other.limit == other.pace * self.limit
+
     def allows(self, other: Figures) -> bool:
         """Whether everything that the other figures admit is admitted by these."""
         return self.limit >= other.limit
@@ -83,6 +92,10 @@ class Gcra(Figures):
     def with_pace(self, factor: int) -> Gcra:
         return replace(self, rate=self.rate * factor)
 
+    @property
+    def pace(self) -> float:
+        return self.rate / self.period_ms
+
     def allows(self, other: Figures) -> bool:
         return isinstance(other, Gcra) and self.limit >= other.limit and self.rate >= other.rate
 
@@ -111,6 +124,10 @@ class TokenBucket(Figures):
 
     def with_pace(self, factor: int) -> TokenBucket:
         return replace(self, per_sec=self.per_sec * factor)
+
+    @property
+    def pace(self) -> float:
+        return self.per_sec / 1000
 
     def allows(self, other: Figures) -> bool:
         faster = isinstance(other, TokenBucket) and self.per_sec >= other.per_sec

@@ -48,23 +48,26 @@ class Served(InProcessServer):
 
 
 @cache
-def served() -> tuple[Served, Client]:
-    """The server of all scenarios, and a connection to it."""
-    server = Served().__enter__()
-    return server, Client(server.port, timeout=30)
+def served() -> Served:
+    """The server of all scenarios."""
+    return Served().__enter__()
 
 
 class HttpWorld(ServiceWorld):
     """The policy by HTTP and JSON."""
 
     def __init__(self, scenario: Scenario, store: Store, prefix: str) -> None:
-        self.server, self.client = served()
+        self.server = served()
+        self.client = Client(self.server.port, timeout=30)
         super().__init__(scenario, store, prefix)
         self.clock = self.server.clock
         self.clock.set(scenario.start)
 
     def build(self) -> None:
         self.server.apply(self.file())
+
+    def close(self) -> None:
+        self.client.close()
 
     def reload(self, call: Call) -> Answer:
         self.base = call.plan

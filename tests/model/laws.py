@@ -15,12 +15,11 @@ from itertools import pairwise
 from penstock import Decision
 
 from . import figures as f
-from .reference import Broken, costs_of, key_of
+from .reference import Broken, costs_of, is_forgotten, key_of
 from .scenarios import Limit, Scenario
 from .worlds import Event, Transcript
 
 Law = Callable[[Scenario, Transcript], None]
-DAY_MS = 86_400_000
 Name = tuple[str, str]
 """A key of a limit."""
 
@@ -77,7 +76,7 @@ def errors_are_expected(scenario: Scenario, events: Transcript) -> None:
         expected = event.call.wait_ms and "gcra" in event.answer.error
         if scenario.kind in ("service", "http") and "no such charge" in event.answer.error:
             charge = max(0, len(made) - 1 - event.call.charge)
-            expected = event.now - made[charge] >= DAY_MS - 1 or charge in ended
+            expected = is_forgotten(scenario, event.now - made[charge]) or charge in ended
         if scenario.kind in ("service", "http") and event.call.verb == "renew":
             expected = expected or "no slots" in event.answer.error
         if not expected:
@@ -117,7 +116,9 @@ def calls_agree(scenario: Scenario, events: Transcript) -> None:
                 continue
             if told.allowed != (shown.remaining >= cost):
                 raise Broken("calls agree", event, f"{limit.name}: {shown!r}, then {told!r}")
-            if cost == 1 and told.retry_after_ms != shown.retry_after_ms:
+            # A remembered denial of a sliding window has the wait that the store told first.
+            fresh = scenario.mode != "cached-deny" or not isinstance(figures, f.SlidingWindow)
+            if cost == 1 and fresh and told.retry_after_ms != shown.retry_after_ms:
                 raise Broken("calls agree", event, f"{limit.name}: {shown!r}, then {told!r}")
             left = event.after.get(limit.name)
             if event.answer.allowed and told.allowed and left is not None:
@@ -143,6 +144,14 @@ def forecasts_agree(scenario: Scenario, events: Transcript) -> None:
             raise Broken("a forecast agrees with a peek", event, f"{told!r}, but {shown!r}")
 
 
+def same_filling(limit: Limit) -> bool:
+    """Whether a key is replenished in the same time under every plan. Else a state that was written
+    with other figures is replenished at their pace until the next admission, which no decision on
+    it tells."""
+    figures = [each for each in limit.plans if each is not None]
+    return all(each.fills_like(figures[0]) for each in figures)
+
+
 def forecasts_are_true(scenario: Scenario, events: Transcript) -> None:
     """More is left at the instant that a forecast names, and not before; and everything when it
     says so. Peeks at these instants show it, while nothing else happens."""
@@ -150,6 +159,8 @@ def forecasts_are_true(scenario: Scenario, events: Transcript) -> None:
         told = event.answer.forecast
         enforced = [limit.name for limit, _, _, _ in parts(scenario, event) if not limit.shadow]
         if told is None or len(enforced) != 1 or not event.ahead:
+            continue
+        if not all(same_filling(limit) for limit in scenario.limits):
             continue
         (name,) = enforced
         left = {at: shown[name] for at, shown in event.ahead.items()}
@@ -168,10 +179,15 @@ def forecasts_are_true(scenario: Scenario, events: Transcript) -> None:
 def charges_end_once(scenario: Scenario, events: Transcript) -> None:
     """The first settlement or cancellation counts; a replay returns False and changes nothing."""
     ended = set()
+    made: dict[int, int] = {}
     for event in events:
         number = event.answer.charge
+        if event.call.verb == "reserve" and number is not None:
+            made[number] = event.now
         if event.call.verb not in ("settle", "cancel") or number is None or event.answer.error:
             continue
+        if not event.answer.done and is_forgotten(scenario, event.now - made[number]):
+            ended.add(number)
         if event.answer.done is not (number not in ended):
             raise Broken("a charge ends once", event, f"returned {event.answer.done}")
         if number in ended and event.before != event.after:
@@ -201,6 +217,8 @@ class Story:
     taken: list[Taken] = field(default_factory=list)
     generation: int = 0
     paused_until: int = 0
+    booked_in_pause: bool = False
+    """Whether units were booked since: that removes the mark of a pause of gcra."""
 
 
 def settled_units(event: Event, taken: Taken) -> int:
@@ -233,6 +251,9 @@ class Stories:
         """Add an event."""
         answer, call = event.answer, event.call
         self.latest = max(self.latest, event.now)
+        for story in self.by_name.values():
+            if self.latest >= story.paused_until:
+                story.paused_until = 0  # over, even if the clock goes back
         if answer.error:
             return
         if asks(event) and answer.allowed:
@@ -240,6 +261,7 @@ class Stories:
                 told = answer.limits.get(limit.name)
                 if told is not None and told.allowed and cost:
                     story = self.of(limit, name)
+                    story.booked_in_pause |= event.now < story.paused_until
                     made = (event, figures, cost, answer.charge, story.generation, told, cost)
                     story.taken.append(Taken(*made))
         elif call.verb == "many" and answer.each:
@@ -264,11 +286,12 @@ class Stories:
                     story.paused_until = 0
                 elif not isinstance(limit.plans[0], (f.Slots, f.Unlimited)):
                     story.paused_until = max(story.paused_until, event.now + call.amount)
+                    story.booked_in_pause = False
 
 
 def refunds_are_bounded(scenario: Scenario, events: Transcript) -> None:
-    """A refund gives back no more than the charge took, and nothing if the key was reset since. A
-    settlement of more than was reserved gives back nothing."""
+    """A refund gives back no more than the charge took. A settlement of more than was reserved
+    gives back nothing."""
     stories = Stories(scenario)
     for event in events:
         if event.call.verb in ("settle", "cancel") and event.answer.done:
@@ -285,9 +308,6 @@ def refunds_are_bounded(scenario: Scenario, events: Transcript) -> None:
                     unused = 1
                 if back > unused:
                     raise Broken("a refund gives back at most the charge", event, _changed(event))
-                if story.generation != taken.generation and back > 0:
-                    law = "a charge from before a reset refunds nothing"
-                    raise Broken(law, event, _changed(event))
         stories.tell(event)
 
 
@@ -296,7 +316,7 @@ def pauses_hold(scenario: Scenario, events: Transcript) -> None:
     earlier."""
     stories = Stories(scenario)
     for event in events:
-        if asks(event):
+        if asks(event) and event.answer.allowed:
             for limit, figures, name, cost in parts(scenario, event):
                 told = event.answer.limits.get(limit.name)
                 until = stories.of(limit, name).paused_until
@@ -316,6 +336,18 @@ def pauses_hold(scenario: Scenario, events: Transcript) -> None:
                 if shown is not None and shown.allowed and event.now < story.paused_until:
                     law = "a peek shows the pause"
                     raise Broken(law, event, f"paused until {story.paused_until}: {shown!r}")
+        if event.call.verb in ("settle", "cancel") and event.answer.done:
+            for story, taken in stories.charged(event.answer.charge):
+                shown = event.after.get(story.limit.name)
+                marked = not (isinstance(taken.figures, f.Gcra) and story.booked_in_pause)
+                if (
+                    shown is not None
+                    and shown.allowed
+                    and event.now < story.paused_until
+                    and marked
+                ):
+                    text = f"paused until {story.paused_until}: {_changed(event)}"
+                    raise Broken("a refund never ends a pause", event, text)
         stories.tell(event)
 
 
@@ -368,10 +400,23 @@ def spans_are_bounded(scenario: Scenario, events: Transcript) -> None:
             figures = [each for each in story.limit.plans if each is not None]
             # Without refunds a burst and the pace, however plans alternate.
             refunded = any(each.used != each.units for each in story.taken)
-            _bounded(figures, told, BURSTS if refunded else 1)
+            books = any(each.event.call.wait_ms for each in told)
+            if not (story.limit.shadow and books):  # of which `starts_at` does not tell
+                bursts = BURSTS if refunded else 1
+                _bounded(figures, told, bursts, open_at_reset(story, generation))
 
 
-def _bounded(figures: list[f.Figures], told: list[Taken], bursts: int) -> None:
+def open_at_reset(story: Story, generation: int) -> int:
+    """Units of charges from before a reset: a state does not tell when it was reset, so they may
+    come back after it, once each."""
+    older = [each for each in story.taken if each.generation < generation]
+    return sum(each.units for each in older if each.charge is not None)
+
+
+def _bounded(figures: list[f.Figures], told: list[Taken], bursts: int, more: int) -> None:
+    """`more` units may come back from before a reset."""
+    if not told:
+        return
     most = max(each.limit for each in figures)
     first = figures[0]
     if isinstance(first, (f.FixedWindow, f.CalendarQuota)):
@@ -379,10 +424,13 @@ def _bounded(figures: list[f.Figures], told: list[Taken], bursts: int) -> None:
         for taken in told:
             end = taken.decision.reset_at
             windows[end] = windows.get(end, 0) + taken.used
-            if windows[end] > most:
+            if windows[end] > most + more:
                 text = f"{windows[end]} used in one window of {most}"
                 raise Broken("a window admits its limit", taken.event, text)
         return
+    if any(each.event.call.wait_ms and len(each.event.answer.limits) > 1 for each in told):
+        return  # the verdict does not tell from when each limit has the units
+    told = sorted(told, key=_starts)
     for place, one in enumerate(told):
         used = 0
         for other in told[place:]:
@@ -390,8 +438,8 @@ def _bounded(figures: list[f.Figures], told: list[Taken], bursts: int) -> None:
             span = _starts(other) - _starts(one)
             # What is booked ahead may be more than comes at once.
             bound = bound_of(figures, max(most, *[each.units for each in told]), span, bursts)
-            if used > bound:
-                text = f"{used} used within {span} ms, and at most {bound} may be"
+            if used > bound + more:
+                text = f"{used} used within {span} ms, and at most {bound + more} may be"
                 raise Broken("a span is bounded", other.event, text)
 
 
@@ -399,12 +447,7 @@ def bound_of(figures: list[f.Figures], most: int, span_ms: int, bursts: int = BU
     """The most units in a span."""
     first = figures[0]
     if isinstance(first, (f.Gcra, f.TokenBucket)):
-        pace = 0.0
-        for each in figures:
-            if isinstance(each, f.Gcra):
-                pace = max(pace, each.rate / each.period_ms * 1.005)
-            elif isinstance(each, f.TokenBucket):
-                pace = max(pace, each.per_sec / 1000)
+        pace = max(each.pace for each in figures) * 1.005
         return bursts * most + max(0, span_ms) * pace + 1
     if isinstance(first, f.WindowLog):
         return most * (span_ms // first.window_ms + 1)
@@ -439,6 +482,7 @@ def waits_are_true(scenario: Scenario, events: Transcript) -> None:
             continue
         told = list(parts(scenario, event))
         fits = all(cost <= figures.limit or limit.shadow for limit, figures, _, cost in told)
+        fits = fits and all(same_filling(limit) for limit, _, _, _ in told)
         known = all(isinstance(figures, exact) or limit.shadow for limit, figures, _, _ in told)
         if fits and known and event.now >= before.now + decision.retry_after_ms:
             text = f"denied after {event.now - before.now} ms; it was told {decision!r}"
@@ -446,9 +490,14 @@ def waits_are_true(scenario: Scenario, events: Transcript) -> None:
 
 
 def plans_are_ordered(scenario: Scenario, events: Transcript) -> None:
-    """At every instant, larger figures leave no less and make nobody wait longer."""
+    """At every instant, larger figures make nobody wait longer. The debt of an overdraft is kept as
+    a share of the limit, so that is left out where the pace does not grow with the limit."""
+    in_debt = False
     for event in events:
+        in_debt = in_debt or event.call.verb == "settle"
         for limit in scenario.limits:
+            if in_debt and not same_filling(limit):
+                continue
             for one, smaller in enumerate(limit.plans):
                 for other, larger in enumerate(limit.plans):
                     if smaller is None or larger is None or not larger.allows(smaller):
@@ -461,6 +510,27 @@ def plans_are_ordered(scenario: Scenario, events: Transcript) -> None:
                     if high.retry_after_ms > low.retry_after_ms + slack:
                         text = f"{limit.name}: {low!r} with {smaller!r}, {high!r} with {larger!r}"
                         raise Broken("raising a limit lengthens no wait", event, text)
+
+
+def reloads_are_ordered(scenario: Scenario, events: Transcript) -> None:
+    """A reload that raises a limit lengthens no wait, and leaves no less."""
+    for event in events:
+        if event.call.verb != "reload" or (scenario.override is not None and event.call.key == 1):
+            continue
+        for limit in scenario.limits:
+            old, new = limit.own(event.base), limit.own(event.call.plan)
+            if not same_filling(limit):
+                continue
+            before, after = event.before.get(limit.name), event.after.get(limit.name)
+            if before is None or after is None or isinstance(old, f.Slots) or not new.allows(old):
+                continue
+            slack = 1 if isinstance(old, f.TokenBucket) else 0
+            if after.retry_after_ms > before.retry_after_ms + slack:
+                text = f"{old!r}, then {new!r}\n  {_changed(event)}"
+                raise Broken("raising a limit lengthens no wait", event, text)
+            if after.remaining < before.remaining:
+                text = f"{old!r}, then {new!r}\n  {_changed(event)}"
+                raise Broken("raising a limit leaves no less", event, text)
 
 
 def _changed(event: Event) -> str:
@@ -486,4 +556,5 @@ LAWS: tuple[Law, ...] = (
     spans_are_bounded,
     waits_are_true,
     plans_are_ordered,
+    reloads_are_ordered,
 )

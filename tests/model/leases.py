@@ -22,6 +22,7 @@ from .laws import (
     errors_are_expected,
     fields_are_in_range,
     forecasts_agree,
+    open_at_reset,
     resets_forget,
 )
 from .reference import Broken
@@ -96,6 +97,7 @@ def pauses_hold_on_their_node(scenario: Scenario, events: Transcript) -> None:
     """The node that pauses a key admits nothing; the others at most the credits that they have."""
     paused_until, pausing = 0, -1
     credits = dict.fromkeys(range(scenario.nodes), 0)
+    spent: dict[int | None, int] = {}
     for event in events:
         node = event.call.node % scenario.nodes
         if event.call.verb == "pause" and event.now + event.call.amount > paused_until:
@@ -103,11 +105,16 @@ def pauses_hold_on_their_node(scenario: Scenario, events: Transcript) -> None:
             credits = dict.fromkeys(range(scenario.nodes), scenario.batch - 1)
         elif event.call.verb == "reset":
             paused_until = 0
+        elif event.call.verb in ("settle", "cancel") and event.answer.done:
+            # The credits of a charge may come back to its node.
+            credits[node] += spent.pop(event.answer.charge, 0)
         elif asks(event) and event.answer.allowed and event.now < paused_until:
             starts_at = event.answer.starts_at or event.now
             if starts_at >= paused_until:
                 continue
             credits[node] -= event.call.cost
+            if event.answer.charge is not None:
+                spent[event.answer.charge] = event.call.cost
             if node == pausing or credits[node] < 0:
                 text = f"paused until {paused_until} by node {pausing}: {event.answer.decision!r}"
                 raise Broken("a pause holds on every node but for its credits", event, text)
@@ -125,10 +132,11 @@ def fleets_are_bounded(scenario: Scenario, events: Transcript) -> None:
             taken = [each for each in story.taken if each.generation == generation and each.used]
             # A reset leaves the credits of other nodes.
             more = 0 if scenario.coupled and not story.generation else held
+            more += open_at_reset(story, generation)
             if isinstance(figures, (f.FixedWindow, f.CalendarQuota)):
                 _windows(figures, taken, more)
             else:
-                _spans(figures, taken, held)
+                _spans(figures, taken, held + open_at_reset(story, generation))
 
 
 def _windows(figures: f.Figures, taken: list[Taken], more: int) -> None:

@@ -146,13 +146,15 @@ class Gcra(KeyModel):
     def refund(self, now: int, units: int, charged: Decision, charged_at: int) -> None:
         # Units that time has not replenished, the last of them perhaps in part.
         back = min(self.T * units, float(charged.reset_at - now))
-        if back > 0:
-            self.tat = max(self._tat(now) - back, float(now))
-            self.loose_ms += 2
+        if back > 0 and self.tat is not None and self.tat > now:
+            self.tat = max(self.tat - back, float(now))
+        self.loose_ms += 2
 
     def charge(self, now: int, units: int) -> None:
         tat = self._tat(now)
-        self.tat = max(tat, min(tat + self.T * units, now + 2 * self.tau))
+        # Whole units, as far as the key then owes at most one limit.
+        most = max(0, floor((now + 2 * self.tau - tat) / self.T))
+        self.tat = tat + self.T * min(units, most)
 
 
 class TokenBucket(KeyModel):
@@ -195,13 +197,14 @@ class TokenBucket(KeyModel):
     def refund(self, now: int, units: int, charged: Decision, charged_at: int) -> None:
         tokens, eff = self._level(now)
         back = min(units, (charged.reset_at - now) * self.r)
-        if back > 0:
+        if back > 0 and tokens < self.capacity:
             self.state = min(self.capacity, tokens + back), eff
-            self.loose_ms += 2
+        self.loose_ms += 2
 
     def charge(self, now: int, units: int) -> None:
         tokens, eff = self._level(now)
-        self.state = min(tokens, max(tokens - units, -self.capacity)), eff
+        self.state = tokens - min(units, max(0, floor(tokens + self.capacity))), eff
+        self.loose_ms += 1  # for the rounding of the sum
 
 
 class FixedWindow(KeyModel):
@@ -351,7 +354,6 @@ class SlidingWindow(KeyModel):
         counted = round((charged.reset_at - self.figures.window_ms) / w) - 1
         if counted < c - self.figures.buckets:
             return
-        self.ticks.setdefault(c, 0)
         later = sorted(tick for tick in self.ticks if tick >= counted)
         if len([tick for tick in later if self.ticks[tick]]) > 1:
             # From which of the ticks it is taken is not fixed.
@@ -430,6 +432,11 @@ class Slots(KeyModel):
     def clear(self) -> None:
         self.held: dict[int, int] = {}
 
+    def sure(self, now: int) -> bool:
+        if now >= self.unsure_until:
+            self.unsure_until = NEVER
+        return self.unsure_until == NEVER
+
     def live(self, now: int) -> dict[int, int]:
         return {name: expiry for name, expiry in self.held.items() if expiry > now}
 
@@ -458,8 +465,10 @@ class Slots(KeyModel):
         self.held[name] = max(self.held[name], now + self.figures.ttl_ms)
         return True
 
-    def release(self, name: int) -> None:
-        self.held.pop(name, None)
+    def release(self, now: int, name: int) -> None:
+        if self.held.pop(name, 0) <= now:
+            # It had expired. A clock that goes back may find it again until then.
+            self.doubt(now + self.figures.ttl_ms)
 
     def forecast(self, now: int, cost: int) -> Forecast:
         live = self.live(now)

@@ -27,7 +27,7 @@ from penstock.strategies._token_bucket import TokenBucket
 from tests.conformance.broken_stores import DictStore
 
 from . import stores
-from .drawing import DRAWN, limiter
+from .drawing import DRAWN, limiter, two_tier
 from .scenarios import Scenario
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -43,8 +43,12 @@ class Mutant:
     store: str = "dict"
     strategy: str = ""
     """The kind of strategy that shows it, if it is one."""
+    mode: str = ""
+    """The mode of two tiers that shows it."""
 
     def draw(self, seed: int) -> Scenario:
+        if self.mode:
+            return two_tier(seed, self.store, self.strategy, self.mode)
         if self.strategy:
             return limiter(seed, self.store, self.strategy)
         return DRAWN[self.kind](seed, self.store)
@@ -192,6 +196,12 @@ MUTANTS = (
         _around(_several.PolicyLimits, "_lead_of", _counts_by_figures),
         "interpreted",
     ),
-    Mutant("a node remembers denials that ended", "two_tier", _never_forgets),
-    Mutant("credits outlive their window", "two_tier", _carries_over),
+    Mutant("a node remembers denials that ended", "two_tier", _never_forgets, mode="cached-deny"),
+    Mutant(
+        "credits outlive their window",
+        "two_tier",
+        _carries_over,
+        strategy="fixed_window",
+        mode="leased",
+    ),
 )

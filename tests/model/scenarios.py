@@ -64,6 +64,8 @@ class Call(_Short):
     plan: int = 0
     node: int = 0
     """Which of the nodes makes the call, where there are several."""
+    awaits: bool = False
+    """Make the call by its awaitable twin, if it has one."""
 
 
 @dataclass(frozen=True, repr=False)

@@ -8,13 +8,10 @@ another plan there.
 
 from __future__ import annotations
 
-import asyncio
+import json
 from collections.abc import Coroutine, Mapping
 from dataclasses import replace
-from functools import cache
 from typing import Any, TypeVar
-
-import yaml
 
 from penstock import Decision
 from penstock.config import PolicyFile, parse_policies
@@ -23,15 +20,9 @@ from penstock.service._judging import Judgement
 
 from .drawing import pausable
 from .scenarios import Call, Limit, Scenario
-from .worlds import Answer, Event, World, of_verdict
+from .worlds import Answer, Event, World, loop, of_verdict
 
 R = TypeVar("R")
-
-
-@cache
-def loop() -> asyncio.AbstractEventLoop:
-    """The event loop of all scenarios: stores keep their connections on it."""
-    return asyncio.new_event_loop()
 
 
 def policy_text(scenario: Scenario, base: int, prefix: str) -> str:
@@ -55,7 +46,7 @@ def policy_text(scenario: Scenario, base: int, prefix: str) -> str:
         }
         policy |= {"overrides": overridden} if overridden else {}
     file = {"version": 1, "defaults": {"prefix": prefix}, "limiters": {"p": policy}}
-    return yaml.safe_dump(file, sort_keys=False)
+    return json.dumps(file)  # which is YAML, too
 
 
 def _plan(limit: Limit, plan: int) -> Any:
@@ -66,16 +57,33 @@ def _plan(limit: Limit, plan: int) -> Any:
 class ServiceWorld(World):
     """The core of the service, called as its servers call it."""
 
-    service: Any = None
-
     def build(self) -> None:
-        self.service = build_service(self.file(), store=self.store, clock=self.clock)
+        file = self.file()
+        self.nodes = [
+            build_service(file, store=self.store, clock=self.clock)
+            for _ in range(self.scenario.nodes)
+        ]
+
+    def of(self, call: Call) -> Any:
+        """The node that is asked."""
+        return self.nodes[call.node % len(self.nodes)]
 
     def file(self) -> PolicyFile:
         return parse_policies(policy_text(self.scenario, self.base, self.prefix), "p.yaml")
 
     def wait(self, call: Coroutine[Any, Any, R]) -> R:
         return loop().run_until_complete(call)
+
+    def at_once(self, call: Coroutine[Any, Any, R]) -> R:
+        """As `wait`; on a store in process nothing is awaited, and no event loop is needed."""
+        if not self.store.answers_at_once:
+            return self.wait(call)
+        try:
+            call.send(None)
+        except StopIteration as ended:
+            result: R = ended.value
+            return result
+        raise AssertionError("a call on a store in process has waited")
 
     def attributes(self, call: Call) -> dict[str, Any]:
         told = {}
@@ -115,23 +123,23 @@ class ServiceWorld(World):
         return self.peek(call).limits
 
     def peek(self, call: Call) -> Answer:
-        judgement = self.wait(self.service.peek_all("p", self.attributes(call)))
+        judgement = self.at_once(self.of(call).peek_all("p", self.attributes(call)))
         return of_verdict(judgement.verdict)
 
     def check(self, call: Call) -> Answer:
-        asked = self.service.judge("p", self.attributes(call), **self.costs(call))
+        asked = self.of(call).judge("p", self.attributes(call), **self.costs(call))
         judgement = asked if isinstance(asked, Judgement) else self.wait(asked())
         return of_verdict(judgement.verdict)
 
     many = check
 
     def forecast(self, call: Call) -> Answer:
-        told = self.wait(self.service.forecast_all("p", self.attributes(call), call.cost))
+        told = self.wait(self.of(call).forecast_all("p", self.attributes(call), call.cost))
         return Answer(forecast=told)
 
     def reserve(self, call: Call) -> Answer:
         made = self.wait(
-            self.service.reserve(
+            self.of(call).reserve(
                 "p",
                 attributes=self.attributes(call),
                 max_wait_ms=call.wait_ms,
@@ -143,20 +151,20 @@ class ServiceWorld(World):
 
     def settle(self, call: Call) -> Answer:
         number, charge_id = self._charged(call)
-        return Answer(done=self.wait(self.service.settle(charge_id, call.amount)), charge=number)
+        return Answer(done=self.wait(self.of(call).settle(charge_id, call.amount)), charge=number)
 
     def cancel(self, call: Call) -> Answer:
         number, charge_id = self._charged(call)
-        return Answer(done=self.wait(self.service.cancel(charge_id)), charge=number)
+        return Answer(done=self.wait(self.of(call).cancel(charge_id)), charge=number)
 
     def renew(self, call: Call) -> Answer:
         number, charge_id = self._charged(call)
-        return Answer(done=self.wait(self.service.renew(charge_id)), charge=number)
+        return Answer(done=self.wait(self.of(call).renew(charge_id)), charge=number)
 
     def pause(self, call: Call) -> Answer:
         until = self.clock.now() + call.amount
         self.wait(
-            self.service.pause(
+            self.of(call).pause(
                 "p", until, attributes=self.attributes(call), limits=self.named(held=False)
             )
         )
@@ -164,14 +172,20 @@ class ServiceWorld(World):
 
     def reset(self, call: Call) -> Answer:
         attributes = self.attributes(call)
-        self.wait(self.service.reset("p", attributes=attributes, limits=self.named(held=True)))
+        self.wait(self.of(call).reset("p", attributes=attributes, limits=self.named(held=True)))
         return Answer()
 
     def named(self, *, held: bool) -> list[str]:
         """All limits by name, keyless ones included; without `held`, those that can be paused."""
         return [limit.name for limit in self.scenario.limits if held or pausable(limit)]
 
+    def _look(self, call: Call) -> Mapping[str, Decision]:
+        # A reload changes the figures of requests without a plan.
+        return super()._look(replace(call, plan=0) if call.verb == "reload" else call)
+
     def reload(self, call: Call) -> Answer:
         self.base = call.plan
-        self.service.apply(self.file())
+        file = self.file()
+        for node in self.nodes:
+            node.apply(file)
         return Answer()

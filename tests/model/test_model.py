@@ -15,8 +15,17 @@ from .trying import explain, find
 FIRST = int(os.environ.get("SEED", "0"))
 
 # How many scenarios, and how many in a long run.
-IN_PROCESS = {"plain": (500, 40_000)}
-ELSEWHERE = {"plain": (25, 1_500)}
+IN_PROCESS = {
+    "plain": (250, 20_000),
+    "limiter": (300, 20_000),
+    "changed": (200, 10_000),
+    "two_tier": (200, 10_000),
+}
+ELSEWHERE = {
+    "limiter": (12, 1_000),
+    "changed": (8, 600),
+    "two_tier": (8, 400),
+}
 
 
 @pytest.mark.parametrize("kind", IN_PROCESS)
@@ -31,6 +40,8 @@ def test_random_scenarios_have_the_same_answers_on_every_store(store: str, kind:
     """They follow the contract there, too."""
     if (store, kind) == ("dict", "service"):
         pytest.skip("a service needs a store with async calls")
+    if (store, kind) == ("valkey", "changed"):
+        pytest.skip("the states of a plain limiter in Redis are raw, and hold no figures")
     holds(kind, store, count(*ELSEWHERE[kind]), twin="memory")
 
 

@@ -9,15 +9,23 @@ from .mutants import MUTANTS, Mutant
 from .reference import Broken
 from .scenarios import Call, Scenario
 from .shrinking import shrink
+from .test_model import IN_PROCESS
 from .trying import find, tried
 
 SCENARIOS = 400
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize(
+    "mutant",
+    [mutant for mutant in MUTANTS if mutant.kind in IN_PROCESS],
+    ids=lambda mutant: mutant.name,
+)
 def test_a_deliberate_fault_is_found(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
-    mutant.apply(monkeypatch)
-    assert find(lambda seed, _store: mutant.draw(seed), "", range(SCENARIOS)) is not None
+    with monkeypatch.context() as patched:
+        mutant.apply(patched)
+        found = find(lambda seed, _store: mutant.draw(seed), "", range(SCENARIOS))
+    assert found is not None
+    tried(mutant.draw(found[0]))  # without the fault, every law holds
 
 
 def test_a_failing_scenario_is_shrunk_to_the_calls_that_break_the_law(

@@ -8,8 +8,10 @@ peeks never write, so they change nothing, and many laws need only compare the t
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from penstock import (
@@ -28,6 +30,12 @@ from penstock import Limit as RealLimit
 
 from .drawing import pausable
 from .scenarios import Call, Limit, Scenario
+
+
+@cache
+def loop() -> asyncio.AbstractEventLoop:
+    """The event loop of all scenarios: stores keep their connections on it."""
+    return asyncio.new_event_loop()
 
 
 @dataclass(frozen=True)
@@ -72,7 +80,18 @@ class Event:
 
 Transcript = list[Event]
 
-SHOWN = ("check", "many", "forecast", "reserve", "settle", "cancel", "renew", "pause", "reset")
+SHOWN = (
+    "check",
+    "many",
+    "forecast",
+    "reserve",
+    "settle",
+    "cancel",
+    "renew",
+    "pause",
+    "reset",
+    "reload",
+)
 
 
 def of_verdict(verdict: Verdict, **more: Any) -> Answer:
@@ -199,19 +218,26 @@ class World:
         """What `peek` shows for the keys of a call."""
         raise NotImplementedError
 
+    def ask(self, owner: Any, name: str, call: Call, *args: Any, **named: Any) -> Any:
+        """Call a method, or its awaitable twin if the call says so and the store has async
+        calls."""
+        if call.awaits and type(self.store).aapply is not Store.aapply:
+            return loop().run_until_complete(getattr(owner, f"a{name}")(*args, **named))
+        return getattr(owner, name)(*args, **named)
+
     # The calls on charges are the same on every limiter of the library.
 
     def settle(self, call: Call) -> Answer:
         number, charge = self._charged(call)
-        return Answer(done=charge.settle(call.amount), charge=number)
+        return Answer(done=self.ask(charge, "settle", call, call.amount), charge=number)
 
     def cancel(self, call: Call) -> Answer:
         number, charge = self._charged(call)
-        return Answer(done=charge.cancel(), charge=number)
+        return Answer(done=self.ask(charge, "cancel", call), charge=number)
 
     def renew(self, call: Call) -> Answer:
         number, charge = self._charged(call)
-        return Answer(done=charge.renew(), charge=number)
+        return Answer(done=self.ask(charge, "renew", call), charge=number)
 
     def of_charge(self, charge: Charge, call: Call) -> Answer:
         more = {"starts_at": charge.starts_at, "charge": self.keep(charge, call)}
@@ -241,29 +267,33 @@ class LimiterWorld(World):
     def look(self, call: Call) -> Mapping[str, Decision]:
         return {"": self.of(call).peek(_key(call))}
 
+    def asked(self, name: str, call: Call, *args: Any, **named: Any) -> Any:
+        return self.ask(self.of(call), name, call, *args, **named)
+
     def check(self, call: Call) -> Answer:
-        return of_decision(self.of(call).check(_key(call), call.cost))
+        return of_decision(self.asked("check", call, _key(call), call.cost))
 
     def many(self, call: Call) -> Answer:
         keys = [_key(call), _key(replace(call, key=call.key + 1)), _key(call)]
-        return Answer(each=tuple(self.of(call).check_many(keys, call.cost)))
+        return Answer(each=tuple(self.asked("check_many", call, keys, call.cost)))
 
     def peek(self, call: Call) -> Answer:
-        return of_decision(self.of(call).peek(_key(call)))
+        return of_decision(self.asked("peek", call, _key(call)))
 
     def forecast(self, call: Call) -> Answer:
-        return Answer(forecast=self.of(call).forecast(_key(call), call.cost))
+        return Answer(forecast=self.asked("forecast", call, _key(call), call.cost))
 
     def reserve(self, call: Call) -> Answer:
-        charge = self.of(call).reserve(_key(call), call.cost, max_wait_ms=call.wait_ms)
+        wait = call.wait_ms
+        charge = self.asked("reserve", call, _key(call), call.cost, max_wait_ms=wait)
         return self.of_charge(charge, call)
 
     def pause(self, call: Call) -> Answer:
-        self.of(call).pause(_key(call), self.clock.now() + call.amount)
+        self.asked("pause", call, _key(call), self.clock.now() + call.amount)
         return Answer()
 
     def reset(self, call: Call) -> Answer:
-        self.of(call).reset(_key(call))
+        self.asked("reset", call, _key(call))
         return Answer()
 
     def reload(self, call: Call) -> Answer:
@@ -306,36 +336,34 @@ class LimitsWorld(World):
     def look(self, call: Call) -> Mapping[str, Decision]:
         return self.limits.peek(self.keys(call)).limits
 
+    def asked(self, name: str, call: Call, *args: Any, **named: Any) -> Any:
+        return self.ask(self.limits, name, call, *args, **named)
+
     def check(self, call: Call) -> Answer:
-        return of_verdict(self.limits.check(self.keys(call), self.cost(call)))
+        return of_verdict(self.asked("check", call, self.keys(call), self.cost(call)))
 
     many = check
 
     def peek(self, call: Call) -> Answer:
-        return of_verdict(self.limits.peek(self.keys(call)))
+        return of_verdict(self.asked("peek", call, self.keys(call)))
 
     def forecast(self, call: Call) -> Answer:
-        return Answer(forecast=self.limits.forecast(self.keys(call), call.cost))
+        return Answer(forecast=self.asked("forecast", call, self.keys(call), call.cost))
 
     def reserve(self, call: Call) -> Answer:
-        charge = self.limits.reserve(self.keys(call), self.cost(call), max_wait_ms=call.wait_ms)
+        keys, cost = self.keys(call), self.cost(call)
+        charge = self.asked("reserve", call, keys, cost, max_wait_ms=call.wait_ms)
         return self.of_charge(charge, call)
-
-    def settle(self, call: Call) -> Answer:
-        number, charge = self._charged(call)
-        return Answer(done=charge.settle(call.amount), charge=number)
 
     def pause(self, call: Call) -> Answer:
         keys = self.keys(call, named=True)
         held = {limit.name for limit in self.declared if not pausable(limit)}
-        self.limits.pause(
-            {name: key for name, key in keys.items() if name not in held},
-            self.clock.now() + call.amount,
-        )
+        keys = {name: key for name, key in keys.items() if name not in held}
+        self.asked("pause", call, keys, self.clock.now() + call.amount)
         return Answer()
 
     def reset(self, call: Call) -> Answer:
-        self.limits.reset(self.keys(call, named=True))
+        self.asked("reset", call, self.keys(call, named=True))
         return Answer()
 
 
