@@ -150,13 +150,19 @@ class Limits(OnStore):
     def reset(self, keys: Mapping[str, str | None]) -> None:
         """Forget what has been spent under the given keys. The key of a keyless limit is None."""
         for key in self._declared.named(keys):
-            self.store.reset(key)
+            try:
+                self.store.reset(key)
+            finally:
+                self.store.resets.add(key, self._now())
         self._queues.reset_all()
 
     async def areset(self, keys: Mapping[str, str | None]) -> None:
         """The awaitable twin of `reset`."""
         for key in self._declared.named(keys):
-            await self.store.areset(key)
+            try:
+                await self.store.areset(key)
+            finally:
+                self.store.resets.add(key, self._now())
         self._queues.reset_all()
 
     def has_state(self, keys: Mapping[str, str | None]) -> bool:

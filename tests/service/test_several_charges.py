@@ -49,6 +49,22 @@ def test_cancelling_gives_everything_back(nodes: tuple[Service, Service, Any]) -
     )
 
 
+def test_a_charge_from_before_a_reset_refunds_nothing(service: Service) -> None:
+    """Neither one of several limits nor one of a policy with a single limit."""
+    run = asyncio.run
+    old = run(service.reserve("api", attributes={"user": "u", "tokens": 900}))
+    run(service.reset("api", attributes={"user": "u"}))
+    assert run(service.reserve("api", attributes={"user": "u", "tokens": 900})).answer.verdict
+    assert run(service.cancel(old.charge_id))
+    left = run(service.peek_all("api", {"user": "u", "tokens": 0})).verdict
+    assert left.limits["tokens"].remaining == 100
+    old = run(service.reserve("one", "k", cost=1))
+    run(service.reset("one", "k"))
+    before = run(service.reserve("one", "k", cost=1)).answer.remaining
+    assert run(service.cancel(old.charge_id))
+    assert run(service.peek("one", "k")).remaining == before
+
+
 @pytest.mark.parametrize("used", [None, {"user": 0}, {"user": 0, "all": 0}])
 def test_what_a_shadow_did_not_take_does_not_come_back(
     nodes: tuple[Service, Service, Any], used: dict[str, int] | None

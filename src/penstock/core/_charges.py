@@ -212,6 +212,8 @@ class Charge(Settling):
         self._asked = parts
         # The monotonic time before its slots were last taken or renewed.
         self._asked_at = asked_at
+        # The monotonic time before it was made; unknown if another process may have made it.
+        self._made_at = asked_at or None
         # Only one caller can pop this, from whatever thread; that one settles.
         self._open = [True] if self.allowed else []
         self._own()
@@ -372,14 +374,16 @@ class Charge(Settling):
         denied before."""
         if not self._take():
             return False
-        self._apply(self.refunds())
+        if steps := self.refunds():
+            self._apply(steps)
         return True
 
     async def acancel(self) -> bool:
         """The awaitable twin of `cancel`."""
         if not self._take():
             return False
-        await self._aapply(self.refunds())
+        if steps := self.refunds():
+            await self._aapply(steps)
         return True
 
     def _apply(self, steps: Sequence[Step]) -> Sequence[Any]:
@@ -425,7 +429,18 @@ class Charge(Settling):
 
     def refunds(self) -> list[Step]:
         """The steps that refund everything."""
-        return [self._refund(part, at, part.cost) for part, at in self._admitting if part.cost]
+        charged = [(part, at) for part, at in self._admitting if part.cost]
+        return [
+            self._refund(part, at, part.cost) for part, at in charged if not self._is_void(part)
+        ]
+
+    def _is_void(self, part: Part) -> bool:
+        """Whether its units are gone, because the key was reset since. A slot is given back by its
+        id, which no later holder has."""
+        if part.strategy.is_held:
+            return False
+        charged_at = max(self._instants)
+        return self._store.resets.is_since(part.key, self._made_at, charged_at)
 
     def _refund(self, part: Part, at: int, units: int) -> Step:
         if part.strategy.is_held:
@@ -448,7 +463,7 @@ class Charge(Settling):
                     steps.append(self._refund(part, at, 1))
             elif more > 0:
                 steps.append(Step(part.key, charging(part.strategy), more))
-            elif more < 0:
+            elif more < 0 and not self._is_void(part):
                 steps.append(self._refund(part, at, -more))
         return steps
 

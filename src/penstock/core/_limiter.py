@@ -147,6 +147,7 @@ class Limiter(OnStore):
         try:
             self.store.reset(name)
         finally:
+            self.store.resets.add(name, self._now())
             self.dropped(key)
         self._queues.reset(key)
 
@@ -156,6 +157,7 @@ class Limiter(OnStore):
         try:
             await self.store.areset(name)
         finally:
+            self.store.resets.add(name, self._now())
             self.dropped(key)
         self._queues.reset(key)
 

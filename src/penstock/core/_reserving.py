@@ -160,7 +160,8 @@ def _spent(
     # might be taken from a window in which nothing was charged.
     ago = max(0, now() - asked_at) + 1
     instants = tuple([at - ago for at in told]) or (asked_at,)
-    return Charge(store, now, parts, answer, instants, (0,) * len(parts))
+    made_at = monotonic() - ago / 1000
+    return Charge(store, now, parts, answer, instants, (0,) * len(parts), asked_at=made_at)
 
 
 def _new_id(parts: Sequence[Part]) -> str:

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from functools import cached_property, wraps
 from typing import Any, ParamSpec, TypeVar
 
 from ._clock import Clock
 from ._errors import UnsupportedError
 from ._flow import adrive, drive
+from ._resets import ResetLog
 from ._steps import Step, in_order, looked_at, timed
 from ._strategy import Strategy
 from ._transform import CLEAR, Transform
@@ -108,6 +109,11 @@ class Store:
 
     # The queues of this process that wait for a slot, by key; see `core/_waiting.py`.
     _slot_queues: dict[str, deque[Any]] | None = None
+
+    @cached_property
+    def resets(self) -> ResetLog:
+        """The resets of keys through this object, after which older charges refund nothing."""
+        return ResetLog()
 
     def apply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
         """Run the transform on the key's state, atomically, and return its result."""
