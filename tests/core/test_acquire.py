@@ -23,6 +23,7 @@ from penstock import (
     fixed_window,
     gcra,
     sliding_window,
+    token_bucket,
 )
 from tests.support.helpers import NOW, Quota, both_paths, make_limiter, run
 
@@ -232,6 +233,27 @@ def test_on_real_time_threads_and_tasks_share_the_pace(path: str, pool: ThreadPo
 
     run(use())
     assert waiting(limiter) == 0
+
+
+@both_paths
+def test_a_bucket_that_names_a_millisecond_too_little_is_waited_for(
+    path: str, pool: ThreadPoolExecutor
+) -> None:
+    """A timeline found by random search: the caller that obeys is denied once more, by 1 ms. A
+    timeout that covers that millisecond suffices."""
+    clock = ManualClock(NOW)
+    limiter = make_limiter(path, token_bucket(5, 4.0), clock)
+    for gap, cost in [(256, 2), (178, 4), (68, 4), (29, 1), (217, 3), (69, 4)]:
+        clock.advance(gap)
+        last = limiter.check("k", cost)
+    assert (last.allowed, last.retry_after_ms) == (False, 689)
+    future = QueuedCallers(limiter, pool).join("patient", cost=4, timeout=0.69)
+    clock.advance(689)
+    again = limiter.check("k", 4)
+    assert (again.allowed, again.retry_after_ms) == (False, 1)
+    assert not future.done()
+    clock.advance(1)
+    assert future.result(20).allowed
 
 
 class Hasty(Strategy):

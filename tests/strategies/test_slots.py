@@ -156,8 +156,8 @@ def test_every_slot_that_was_not_given_back_is_counted_once(
 def test_who_waits_is_served_in_the_order_of_coming(
     limit: int, timeline: list[tuple[int, str, str]]
 ) -> None:
-    """A slot goes to whoever has waited longest of those who still ask; it is left free as long as
-    there are fewer in front than slots, and whoever does not ask for two seconds has left."""
+    """A slot goes to the waiter that has waited longest of those that asked within a quarter of
+    a second. A waiter that does not ask for two seconds has left."""
     strategy = slots(limit, 10**9)
     state: Any = None
     now = START
@@ -174,7 +174,8 @@ def test_who_waits_is_served_in_the_order_of_coming(
         else:
             outcome = strategy.queue_up(state, now, slot_id)
             waiting = list(queue)
-            ahead = waiting.index(slot_id) if slot_id in queue else len(waiting)
+            before = waiting[: waiting.index(slot_id)] if slot_id in queue else waiting
+            ahead = sum(now - queue[each] < 250 for each in before)
             turn = slot_id in held or len(held) + ahead < limit
             assert outcome.result.allowed is turn
             if turn:
@@ -448,3 +449,26 @@ def test_a_store_that_is_bounded_may_deny_a_slot_for_want_of_room() -> None:
     limiter = rate_limit(slots(2), store=store)
     assert limiter.reserve("a")
     assert not limiter.reserve("b")
+
+
+def test_a_ticket_whose_owner_stopped_asking_delays_no_other_waiter() -> None:
+    """After a quarter of a second; an owner that comes back within two has its old place."""
+    strategy = slots(1, ttl_ms=10_000)
+    state = strategy.take(None, START, "held").state
+    state = strategy.queue_up(state, START, "silent").state
+    state = strategy.queue_up(state, START + 100, "second").state
+    state = strategy.release(state, START + 200, "held").state
+    denied = strategy.queue_up(state, START + 249, "second")
+    assert not denied.result.allowed
+    assert strategy.queue_up(denied.state, START + 250, "second").result.allowed
+    returned = strategy.queue_up(denied.state, START + 1_000, "silent")
+    assert returned.result.allowed
+
+
+def test_a_denied_slot_says_to_ask_again_within_a_second() -> None:
+    """At the expiry, if that is sooner."""
+    strategy = slots(1, ttl_ms=10_000)
+    state = strategy.take(None, START, "held").state
+    for later, wait_ms in ((0, 1_000), (8_999, 1_000), (9_400, 600), (9_999, 1)):
+        denied = strategy.take(state, START + later, "other").result
+        assert (denied.reset_at, denied.retry_after_ms) == (START + 10_000, wait_ms)
