@@ -15,9 +15,9 @@ from .core._charges import Part
 from .core._decision import Decision, Forecast
 from .core._errors import ConfigInvalidError, UnsupportedError
 from .core._reserving import pauses, require_until, require_wait
-from .core._steps import Step
+from .core._steps import Step, look_at
 from .core._strategy import Strategy
-from .core._transform import Transform, checking, finding, forecasting, looking
+from .core._transform import Transform, asking, checking, finding, forecasting
 from .core._validation import (
     MAX_INSTANT_MS,
     MAX_SAFE,
@@ -91,7 +91,7 @@ class Limit:
 class DeclaredLimit:
     """A limit with its name, the text that its keys begin with, and its transforms."""
 
-    __slots__ = ("check", "forecast", "lead", "limit", "look", "name", "shadow", "step")
+    __slots__ = ("check", "forecast", "lead", "limit", "name", "shadow", "step")
 
     def __init__(self, name: str, limit: Limit, lead: str) -> None:
         self.name = name
@@ -99,7 +99,6 @@ class DeclaredLimit:
         self.shadow = limit.shadow
         self.lead = lead if limit.keyless else key_lead(lead)
         self.check: Transform[Decision] = checking(limit.strategy)
-        self.look: Transform[Decision] = looking(limit.strategy)
         self.forecast: Transform[Forecast] = forecasting(limit.strategy)
         # Without a key, a check of one unit is the same step in every call.
         self.step = Step(self.lead, self.check, 1, limit.shadow) if limit.keyless else None
@@ -143,9 +142,20 @@ class Declaration:
         steps = []
         for part, units in zip(parts, costs, strict=True):
             key = part.lead if part.limit.keyless else part.key(keys[part.name])
-            transform = part.check if units else part.look
-            steps.append(Step(key, transform, units or 1, part.limit.shadow))
+            steps.append(
+                Step(key, part.check, units, part.shadow)
+                if units
+                else look_at(key, part.limit.strategy, part.shadow)
+            )
         return parts, steps
+
+    def peeks(self, keys: Mapping[str, str]) -> tuple[list[DeclaredLimit], list[Step]]:
+        """The limits that take part in a `peek`, and the step of each."""
+        parts, steps = self.steps(keys, 0)
+        pairs = zip(parts, steps, strict=True)
+        return parts, [
+            Step(step.key, asking(part.limit.strategy), 1, step.shadow) for part, step in pairs
+        ]
 
     def keyed_steps(self, keys: Sequence[str | None], cost: int) -> list[Step]:
         """The steps of all limits, from a validated key for each, None for a keyless limit."""
@@ -194,12 +204,13 @@ class Declaration:
             require_int(f"the cost of {name!r}", cost[name], 0)
         return [cost.get(part.name, 1) for part in parts]
 
-    def verdict(self, parts: list[DeclaredLimit], results: Sequence[Decision]) -> Verdict:
-        """The verdict of the limits that took part."""
+    def verdict(self, parts: list[DeclaredLimit], results: Sequence[Decision], now: int) -> Verdict:
+        """The verdict of the limits that took part in a call at `now`."""
         if len(parts) == len(self.parts):
-            return Verdict(self._names, tuple(results), self._shadows)
+            return Verdict(self._names, tuple(results), self._shadows, now)
         names = tuple([part.name for part in parts])
-        return Verdict(names, tuple(results), tuple([part.limit.shadow for part in parts]))
+        shadows = tuple([part.limit.shadow for part in parts])
+        return Verdict(names, tuple(results), shadows, now)
 
     def forecasts(
         self, keys: Mapping[str, str], cost: Cost

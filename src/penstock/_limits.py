@@ -108,7 +108,8 @@ class Limits(OnStore):
         if self._holds:
             refuse_check("check")
         parts, steps = self._declared.steps(keys, cost)
-        return self._declared.verdict(parts, self.store.apply_all(steps, self._now()))
+        now = self._now()
+        return self._declared.verdict(parts, self.store.apply_all(steps, now), now)
 
     async def acheck(self, keys: Mapping[str, str], cost: Cost = 1) -> Verdict:
         """The awaitable twin of `check`."""
@@ -117,18 +118,21 @@ class Limits(OnStore):
         if self.store.answers_at_once:
             return self.check(keys, cost)
         parts, steps = self._declared.steps(keys, cost)
-        return self._declared.verdict(parts, await self.store.aapply_all(steps, self._now()))
+        now = self._now()
+        return self._declared.verdict(parts, await self.store.aapply_all(steps, now), now)
 
     def peek(self, keys: Mapping[str, str]) -> Verdict:
         """What `check` would answer to a cost of 1, with `remaining` as it stands. Spends nothing
         and writes nothing."""
-        parts, steps = self._declared.steps(keys, 0)
-        return self._declared.verdict(parts, self.store.apply_all(steps, self._now()))
+        parts, steps = self._declared.peeks(keys)
+        now = self._now()
+        return self._declared.verdict(parts, self.store.apply_all(steps, now), now)
 
     async def apeek(self, keys: Mapping[str, str]) -> Verdict:
         """The awaitable twin of `peek`."""
-        parts, steps = self._declared.steps(keys, 0)
-        return self._declared.verdict(parts, await self.store.aapply_all(steps, self._now()))
+        parts, steps = self._declared.peeks(keys)
+        now = self._now()
+        return self._declared.verdict(parts, await self.store.aapply_all(steps, now), now)
 
     def forecast(self, keys: Mapping[str, str], cost: Cost = 1) -> Forecast:
         """How many requests of `cost` fit into all limits now, and when there is more. Shadows do
@@ -222,7 +226,7 @@ class Limits(OnStore):
         return (
             charged,
             self._declared.require_wait(max_wait_ms),
-            lambda told: self._declared.verdict(parts, told),
+            lambda told: self._declared.verdict(parts, told, self._now()),
         )
 
     def pause(self, keys: Mapping[str, str | None], until_ms: int) -> None:

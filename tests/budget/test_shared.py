@@ -21,7 +21,7 @@ from penstock import (
 )
 from penstock.budget import token_budget
 from penstock.core._steps import Step
-from penstock.core._transform import checking, looking
+from penstock.core._transform import asking, checking
 from penstock.core._validation import MAX_SAFE
 from penstock.stores.redis import RedisStore
 from tests.servers import Valkey, require
@@ -65,7 +65,7 @@ def test_lua_agrees_with_the_oracle_on_estimates(url: str, seed: int) -> None:
     strategy = token_budget(rng.choice((1, 100, 5_000, MAX_SAFE)), rng.choice((7, 1_000)))
     store = RedisStore.from_url(url, use_server_time=False, timeout_ms=5_000)
     here, now = MemoryStore(), NOW
-    debit, look = checking(strategy), looking(strategy)
+    debit, look = checking(strategy), asking(strategy)
     for _ in range(300):
         now = max(1, now + rng.choice((0, 1, strategy.window_ms, rng.randint(-2_000, 2_000))))
         cost = rng.choice((1, rng.randint(1, 120), strategy.limit, MAX_SAFE))
@@ -89,7 +89,7 @@ def test_lua_agrees_with_the_oracle_on_looks_at_any_cost(url: str, seed: int) ->
         now = max(1, now + rng.choice((0, 1, 100, rng.randint(-1_500, 1_500))))
         place = rng.randrange(len(strategies))
         strategy, key = strategies[place], f"look{seed}:{place}"
-        steps = [Step(key, looking(strategy), rng.randint(1, 12))]
+        steps = [Step(key, asking(strategy), rng.randint(1, 12))]
         steps.append(Step(key, checking(strategy), rng.randint(1, 4)))
         assert store.apply_all(steps, now) == here.apply_all(steps, now)
     store.close()

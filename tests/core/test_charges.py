@@ -229,11 +229,13 @@ def test_what_was_estimated_at_nothing_is_charged_by_what_was_used(
 
 
 def test_a_charge_that_shadows_alone_would_deny_need_not_wait(clock: ManualClock) -> None:
-    """Zero exactly when allowed, as a verdict has it."""
+    """Its decision is that of `unlimited()`, as a verdict has it."""
     limits = Limits({"trial": Limit(fixed_window(1, 60_000), shadow=True)}, clock=clock)
     charges = [limits.reserve({"trial": "k"}) for _ in range(2)]
     assert [(charge.allowed, charge.retry_after_ms) for charge in charges] == [(True, 0)] * 2
-    assert charges[1].decision.retry_after_ms > 0
+    assert charges[1].decision == unlimited().check(None, clock.now(), 1).result
+    assert charges[1].verdict is not None
+    assert charges[1].verdict.shadowed == ("trial",)
 
 
 def test_what_was_not_charged_cannot_be_settled(clock: ManualClock) -> None:

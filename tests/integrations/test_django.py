@@ -139,7 +139,7 @@ def test_without_the_middleware_stacked_decorators_are_one_decision() -> None:
     assert [answer.status_code for answer in answers] == [200, 200, 429, 429]
     names = members(answers[3]["RateLimit"])
     assert names == ["tests.integrations.django_project.home-2", names[0].removesuffix("-2")]
-    assert left(answers[3]["RateLimit"], names[1]) == 2
+    assert left(answers[3]["RateLimit"], names[1]) == 3
 
 
 def test_limits_of_settings_and_view_are_one_decision() -> None:

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from penstock import ConfigInvalidError, ManualClock, StoreUnavailableError, Verdict
+from penstock import ConfigInvalidError, ManualClock, StoreUnavailableError, Verdict, unlimited
 from penstock.config import parse_policies
 from penstock.service._core import Service, build_service
-from penstock.service._judging import NOTHING
 from penstock.stores.memory import MemoryStore
 from tests.support.helpers import NOW
 
@@ -192,9 +191,11 @@ def test_a_request_that_no_limit_is_asked_for_is_admitted(service: Service) -> N
     """Nothing restricts it."""
     limit = "{strategy: gcra, limit: 1, period: 1s, when: {m: P}}"
     file = f"version: 1\nlimiters: {{api: {{limits: {{p: {limit}}}}}}}"
-    quiet = build_service(parse_policies(file, "p.yaml"))
-    assert quiet.judge("api", {"m": "G"}) == (NOTHING, None)
-    assert quiet.judge("api", {}) == (NOTHING, None)
+    quiet = build_service(parse_policies(file, "p.yaml"), clock=ManualClock(NOW))
+    nothing = Verdict((), (), (), NOW)
+    assert nothing.decision == unlimited().check(None, NOW, 1).result
+    assert quiet.judge("api", {"m": "G"}) == (nothing, None)
+    assert quiet.judge("api", {}) == (nothing, None)
 
 
 class AwayStore(MemoryStore):

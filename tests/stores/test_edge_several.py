@@ -12,7 +12,7 @@ import pytest
 
 from penstock import ConfigInvalidError, StoreUnavailableError, fixed_window
 from penstock.core._steps import Step
-from penstock.core._transform import checking, peeking, refunding
+from penstock.core._transform import asking, checking, peeking, refunding
 from penstock.stores.cas import CasStore, ConnectionFailedError, SwapAll
 from tests.stores import edge, several
 from tests.stores.exactness import (
@@ -163,15 +163,21 @@ def test_a_look_that_comes_to_nothing_charges_nothing(name: str) -> None:
     """What was only looked at is spent by another before the others are written: all denied."""
     url = edge.url_of(name)
     store, other = edge.opened(url), edge.opened(url)
-    narrow = checking(fixed_window(1, WINDOW_MS))
-    steps = [Step("narrow", narrow, 0), Step("a", checking(PLENTY)), Step("b", checking(PLENTY))]
+    narrow = fixed_window(1, WINDOW_MS)
+    steps = [
+        Step("narrow", asking(narrow)),
+        Step("a", checking(PLENTY)),
+        Step("b", checking(PLENTY)),
+    ]
 
     def meddle(send: Callable[[], list[Any]]) -> list[Any]:
-        other.apply("narrow", narrow, NOW, 1)
+        other.apply("narrow", checking(narrow), NOW, 1)
         return send()
 
     Between(store, meddle)
-    assert [decision.allowed for decision in store.apply_all(steps, NOW)] == [False, True, True]
+    decisions = store.apply_all(steps, NOW)
+    assert [decision.allowed for decision in decisions] == [False, True, True]
+    assert [decision.remaining for decision in decisions] == [0, PLENTY.limit, PLENTY.limit]
     assert [charged(other, key) for key in "ab"] == [0, 0]
     store.close()
     other.close()

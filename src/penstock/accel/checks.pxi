@@ -246,7 +246,9 @@ cdef class ReadyLimits:
         cdef Py_ssize_t at
         count_one(tally, allowed)
         for at in range(self.count):
-            count_one(self.tallies[at], (<Decision> decisions[at]).allowed)
+            # A shadow shows what it would newly deny, so it counts admitted requests only.
+            if allowed or not (<LimitWords> self.words.words[at]).shadow:
+                count_one(self.tallies[at], (<Decision> decisions[at]).allowed)
         replies.ok += 1
         return self.words.written(replies.allowed_head, decisions, allowed, now)
 

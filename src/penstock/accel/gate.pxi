@@ -166,9 +166,16 @@ cdef class VerdictFields:
     cdef readonly tuple _names
     cdef readonly tuple _decisions
     cdef readonly tuple _shadows
+    cdef readonly int64_t _at
     cdef readonly bint allowed
 
-    def __init__(self, tuple names not None, tuple decisions not None, tuple shadows not None):
+    def __init__(
+        self,
+        tuple names not None,
+        tuple decisions not None,
+        tuple shadows not None,
+        int64_t at=0,
+    ):
         if self._names is not None:
             raise AttributeError("a Verdict is frozen: cannot make it again")
         if not len(names) == len(decisions) == len(shadows):
@@ -176,6 +183,7 @@ cdef class VerdictFields:
         self._names = names
         self._decisions = decisions
         self._shadows = shadows
+        self._at = 0 if False in shadows else at
         self.allowed = True
         for decision, shadow in zip(decisions, shadows):
             if not (<Decision?> decision).allowed and not shadow:
@@ -193,6 +201,7 @@ cdef class LimitsGate:
     cdef tuple _all_names
     cdef tuple _shadows
     cdef bytes _flags
+    cdef bint _enforces
     cdef Py_ssize_t _count
     cdef Py_ssize_t _keyed
     cdef Py_ssize_t _longest
@@ -219,6 +228,7 @@ cdef class LimitsGate:
         self._kernels = [Kernel(transform.native) for _, _, transform, _ in parts]
         self._shadows = shadows
         self._flags = bytes(shadows)
+        self._enforces = False in shadows
         self._count = len(parts)
         self._longest = min(table.longest, MOST_JOINED)
         self._keyed = len([name for name in self._names if name is not None])
@@ -256,6 +266,7 @@ cdef class LimitsGate:
         verdict._names = self._all_names
         verdict._decisions = decisions
         verdict._shadows = self._shadows
+        verdict._at = 0 if self._enforces else now
         verdict.allowed = allowed
         return verdict
 

@@ -91,6 +91,14 @@ cdef char* put_mode(char* put, Decision decision, const char* lead) noexcept:
     return put_text(put_bytes(put_text(put, lead), mode), b'"')
 
 
+cdef inline char* put_unlimited(char* put, int64_t now) noexcept:
+    """The decision of `unlimited()`."""
+    put = put_number(put_text(put, b'{"allowed":true,"remaining":'), MAX_SAFE)
+    put = put_number(put_text(put, b',"limit":'), MAX_SAFE)
+    put = put_number(put_text(put, b',"reset_at":'), now)
+    return put_text(put, b',"retry_after_ms":0}')
+
+
 cdef bytes written(bytes head, bytes label, Decision decision, int64_t seconds, int form):
     cdef char[MOST_REPLY] room
     cdef char* body = put_body(room, decision, form)
@@ -252,7 +260,7 @@ cdef class VerdictReplies:
     cdef bytes written(self, bytes head, tuple decisions, bint allowed, int64_t now):
         cdef char[MOST_VERDICT] room
         cdef Py_ssize_t binding = self._binding(decisions, allowed)
-        cdef char* body_end = self._put_body(room, decisions, allowed, binding)
+        cdef char* body_end = self._put_body(room, decisions, allowed, binding, now)
         cdef char* put = put_number(put_text(body_end, b"Content-Length: "), body_end - room)
         cdef bytes reply
         cdef char* out
@@ -265,7 +273,7 @@ cdef class VerdictReplies:
         return reply
 
     cdef Py_ssize_t _binding(self, tuple decisions, bint allowed) noexcept:
-        """The place of the binding limit: `binding_place` of a Verdict."""
+        """The place of the binding limit: `binding_place` of a Verdict; -1 if none is enforced."""
         cdef Py_ssize_t place, found = -1
         cdef int64_t least = 0
         cdef int64_t longest = -1
@@ -281,31 +289,30 @@ cdef class VerdictReplies:
             elif not decision.allowed and decision.retry_after_ms > longest:
                 found = place
                 longest = decision.retry_after_ms
-        if found >= 0:
-            return found
-        # Shadows alone.
-        for place in range(self.count):
-            decision = <Decision> decisions[place]
-            if found < 0 or decision.remaining < least:
-                found = place
-                least = decision.remaining
         return found
 
     cdef char* _put_body(
-        self, char* put, tuple decisions, bint allowed, Py_ssize_t binding
+        self, char* put, tuple decisions, bint allowed, Py_ssize_t binding, int64_t now
     ) noexcept:
         cdef Py_ssize_t place
         put = put_text(put, b'{"decision":')
-        put = put_body(put, <Decision> decisions[binding], PLAIN)
+        if binding < 0:
+            put = put_unlimited(put, now)
+        else:
+            put = put_body(put, <Decision> decisions[binding], PLAIN)
         put = put_text(put, b',"limits":')
         for place in range(self.count):
             put = put_text(put, b"," if place else b"{")
             put = put_text(put_bytes(put, (<LimitWords> self.words[place]).quoted), b":")
             put = put_body(put, <Decision> decisions[place], PLAIN)
         put = put_text(put, b'},"binding":')
-        put = put_bytes(put, (<LimitWords> self.words[binding]).quoted)
+        if binding < 0:
+            put = put_text(put, b'""')
+        else:
+            put = put_bytes(put, (<LimitWords> self.words[binding]).quoted)
         put = self._put_denying(put_text(put, b',"violated":'), decisions, False)
-        put = self._put_denying(put_text(put, b',"shadowed":'), decisions, True)
+        put = put_text(put, b',"shadowed":')
+        put = self._put_denying(put, decisions, True) if allowed else put_text(put, b"[]")
         return put_text(put_bytes(put_text(put, b',"shadows":'), self.shadows), b"}")
 
     cdef char* _put_denying(self, char* put, tuple decisions, bint shadow) noexcept:
@@ -324,9 +331,10 @@ cdef class VerdictReplies:
     cdef char* _put_lines(
         self, char* put, tuple decisions, bint allowed, Py_ssize_t binding, int64_t now
     ) except NULL:
-        cdef LimitWords words = <LimitWords> self.words[binding]
+        cdef LimitWords words
         cdef Py_ssize_t place
-        if not words.shadow:
+        if binding >= 0:
+            words = <LimitWords> self.words[binding]
             put = put_bytes(put_text(put, b"RateLimit-Policy: "), words.policy)
             for place in range(self.count):
                 words = <LimitWords> self.words[place]

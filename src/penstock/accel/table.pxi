@@ -300,16 +300,18 @@ cdef class Table:
         const unsigned char* shadows,
         bint* allowed,
     ):
-        """So many units of each key, all or nothing: the decisions. None for what is not plain, and
-        has to go the long way: so has what there may be no room for."""
+        """So many units of each key, all or nothing: the decisions. If the request is denied, the
+        limits that would have admitted it show what is there, as a check of cost 0 does. None if
+        the steps have to be decided in Python, which includes those of a table without room."""
         cdef KernelOutcome[MOST_AT_ONCE] outcomes
         cdef uint32_t[MOST_AT_ONCE] positions
         cdef int64_t[MOST_AT_ONCE] instants
         cdef bint[MOST_AT_ONCE] known
+        cdef Word[MOST_AT_ONCE] a
+        cdef Word[MOST_AT_ONCE] b
+        cdef int64_t[MOST_AT_ONCE] expires
         cdef Py_ssize_t place, other
         cdef bint admitted = True
-        cdef Word a, b
-        cdef int64_t expires
         cdef int64_t more = 0
         cdef Record* entry
         cdef Kernel kernel
@@ -319,7 +321,7 @@ cdef class Table:
             positions[place] = self._find(&sought[place])
             instants[place] = now
             known[place] = False
-            a.i = b.i = expires = 0
+            a[place].i = b[place].i = expires[place] = 0
             kernel = <Kernel> kernels[place]
             if self.bounded:
                 more += self._most_more(positions[place], &sought[place], kernel.kind)
@@ -331,13 +333,16 @@ cdef class Table:
                     if entry.kind != kernel.kind:
                         return None
                     known[place] = True
-                    a = entry.a
-                    b = entry.b
-                    expires = entry.expires
+                    a[place] = entry.a
+                    b[place] = entry.b
+                    expires[place] = entry.expires
             for other in range(place):
                 if is_same(&sought[place], &sought[other]):
                     return None
-            decide(kernel, known[place], a, b, expires, instants[place], units, &outcomes[place])
+            decide(
+                kernel, known[place], a[place], b[place], expires[place], instants[place], units,
+                &outcomes[place],
+            )
             if not outcomes[place].allowed and not shadows[place]:
                 admitted = False
         if self.bounded and not self.order.has_room(count, more):
@@ -356,6 +361,15 @@ cdef class Table:
                         units,
                         &outcomes[place],
                     )
+        else:
+            for place in range(count):
+                if outcomes[place].allowed:
+                    decide(
+                        <Kernel> kernels[place], known[place], a[place], b[place], expires[place],
+                        instants[place], 0, &outcomes[place],
+                    )
+                    outcomes[place].allowed = True
+                    outcomes[place].retry = 0
         decisions = PyTuple_New(count)
         for place in range(count):
             decision = decision_of(&outcomes[place])

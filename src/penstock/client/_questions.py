@@ -162,6 +162,7 @@ def _verdict(answer: Answer) -> Verdict:
         tuple(limits),
         tuple([_decision(fields) for fields in limits.values()]),
         tuple([name in shadows for name in limits]),
+        answer["decision"]["reset_at"],
     )
 
 

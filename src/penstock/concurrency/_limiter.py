@@ -274,8 +274,9 @@ class ConcurrencyLimiter:
                     self._pools.saw(pool, max(pool.in_flight, held))
                     self._pools.expect(pool, decision.reset_at)
                 else:
-                    self._pools.saw(pool, held if taken else held - 1)
-                    self._pools.expect(pool, at + attempt.ttl_ms)
+                    self._pools.saw(pool, held)
+                    if taken:
+                        self._pools.expect(pool, at + attempt.ttl_ms)
             if not decision.allowed:
                 return SlotGrant(self._denial(decision, pool, at), None)
         return SlotGrant(decision, SlotLease(attempt.id, at, at + attempt.ttl_ms))
@@ -286,7 +287,7 @@ class ConcurrencyLimiter:
         if lease is None:
             return False
         key = self._key_of(lease.pool)
-        steps = [Step(key, looking(self._slots)), Step(key, releasing(self._slots, lease_id))]
+        steps = [Step(key, looking(self._slots), 0), Step(key, releasing(self._slots, lease_id))]
         request = self.request(steps)
         results = yield request
         at = self.decided_at(request, results)
@@ -352,7 +353,7 @@ class ConcurrencyLimiter:
             steps = []
             for name in some:
                 key = self._key_of(name)
-                steps += [Step(key, reclaiming(self._slots)), Step(key, looking(self._slots))]
+                steps += [Step(key, reclaiming(self._slots)), Step(key, looking(self._slots), 0)]
             results = yield self.request(steps)
             for place, name in enumerate(some):
                 count += self._swept(name, *results[2 * place : 2 * place + 2])

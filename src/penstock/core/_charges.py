@@ -31,7 +31,7 @@ from ._owned import Owned
 from ._steps import PoolRenewals, Step
 from ._store import Store
 from ._strategy import Strategy
-from ._transform import charging, refunding, releasing
+from ._transform import charging, looking, refunding, releasing
 from ._validation import reject, require_int, shown
 from ._verdict import DecisionFields, Verdict
 from ._waiting import wake_slot_waiters
@@ -97,6 +97,16 @@ class Settling(DecisionFields, Owned):
 
     async def asettle(self, actual: int | Mapping[str, int]) -> bool:
         raise NotImplementedError
+
+    def settle_and_look(self, actual: int | Mapping[str, int]) -> Decision | Verdict | None:
+        """As `settle`, and returns what the limits have left then; None if that is not known."""
+        self.settle(actual)
+        return None
+
+    async def asettle_and_look(self, actual: int | Mapping[str, int]) -> Decision | Verdict | None:
+        """The awaitable twin of `settle_and_look`."""
+        await self.asettle(actual)
+        return None
 
     def cancel(self) -> bool:
         raise NotImplementedError
@@ -200,7 +210,9 @@ class Charge(Settling):
         self.charged_at: int = instants[0]
         self.delays_ms: tuple[int, ...] = delays_ms
         """How far ahead each part was booked."""
-        self.starts_at: int = self.charged_at + (max(delays_ms) if delays_ms else 0)
+        # A shadow never delays: neither what it has booked, nor what it would not have.
+        enforced = [ms for part, ms in zip(parts, delays_ms, strict=True) if not part.shadow]
+        self.starts_at: int = self.charged_at + max(enforced, default=0)
         self.uncharged: Mapping[str, int] = {}
         """After `settle`: the units that were used beyond what was reserved and were not charged,
         by the name of the limit (empty for a limit on its own), because the key would owe more than
@@ -362,6 +374,36 @@ class Charge(Settling):
             self.uncharged = self.uncharged_by(steps, await self._aapply(steps))
         return True
 
+    def settle_and_look(self, actual: int | Mapping[str, int]) -> Decision | Verdict | None:
+        """As `settle`, and returns what the limits have left then, by the same call to the store;
+        None if the charge was settled or cancelled before."""
+        steps = self.settlement(actual)
+        if not self._take():
+            return None
+        results = self._apply([*steps, *self._looks()])
+        self.uncharged = self.uncharged_by(steps, results[: len(steps)])
+        return self._left(results)
+
+    async def asettle_and_look(self, actual: int | Mapping[str, int]) -> Decision | Verdict | None:
+        """The awaitable twin of `settle_and_look`."""
+        steps = self.settlement(actual)
+        if not self._take():
+            return None
+        results = await self._aapply([*steps, *self._looks()])
+        self.uncharged = self.uncharged_by(steps, results[: len(steps)])
+        return self._left(results)
+
+    def _looks(self) -> list[Step]:
+        return [Step(part.key, looking(part.strategy), 0, part.shadow) for part in self._asked]
+
+    def _left(self, results: Sequence[Any]) -> Decision | Verdict:
+        decisions = tuple(results[len(results) - len(self._asked) :])
+        if self.verdict is None:
+            first: Decision = decisions[0]
+            return first
+        shadows = tuple([part.shadow for part in self._asked])
+        return Verdict(tuple(self.verdict.limits), decisions, shadows, self.charged_at)
+
     def uncharged_by(self, steps: Sequence[Step], results: Sequence[Any]) -> Mapping[str, int]:
         """What the steps of a settlement left out, by their results."""
         names = {part.key: part.name for part in self._asked}
@@ -388,7 +430,7 @@ class Charge(Settling):
 
     def _apply(self, steps: Sequence[Step]) -> Sequence[Any]:
         try:
-            if len(steps) == 1:
+            if len(steps) == 1 and steps[0].cost:
                 key, transform, units, _ = steps[0]
                 return (self._store.apply(key, transform, self._now(), units),)
             return self._store.apply_all(steps, self._now())
@@ -397,7 +439,7 @@ class Charge(Settling):
 
     async def _aapply(self, steps: Sequence[Step]) -> Sequence[Any]:
         try:
-            if len(steps) == 1:
+            if len(steps) == 1 and steps[0].cost:
                 key, transform, units, _ = steps[0]
                 return (await self._store.aapply(key, transform, self._now(), units),)
             return await self._store.aapply_all(steps, self._now())

@@ -27,7 +27,7 @@ from ._reserving import (
 from ._steps import Step
 from ._store import Store, require_store
 from ._strategy import Strategy
-from ._transform import checking, forecasting, looking, peeking
+from ._transform import asking, checking, forecasting, peeking
 from ._validation import (
     MAX_KEY_BYTES,
     key_lead,
@@ -239,9 +239,9 @@ class Limiter(OnStore):
         return f"<Limiter {self.strategy!r} on {self.store!r}, prefix={self.prefix!r}>"
 
     def step(self, key: str, cost: int = 1, *, spends: bool = True) -> Step:
-        """The step of a `check`, for `Store.apply_all`. Without `spends`, a step that only looks
+        """The step of a `check`, for `Store.apply_all`. Without `spends`, a step that only asks
         whether the cost would be admitted."""
-        transform = self._check if spends else looking(self.strategy)
+        transform = self._check if spends else asking(self.strategy)
         return Step(self._lead + plain_key(key), transform, cost)
 
     def _parts(self, key: str, cost: int) -> list[Part]:

@@ -40,6 +40,9 @@ _RECORD = """\
 """
 _STEP = "  -- One branch for each kind of step.\n"
 _WRITE = "    -- One branch for each kind of state.\n"
+_STAND = "    -- One branch for each kind of state that is looked at.\n"
+# The operations that are answered with what is there, if another step denies the request.
+_STANDING = frozenset({"check", "look", "book", "take", "queue_up"})
 _ANSWER = "allowed, limit, remaining, resetAt, retryAfterMs, state, ttl"
 
 
@@ -50,6 +53,11 @@ class StepKind(NamedTuple):
     source: LuaSource | None
     operation: str
     shadow: bool
+
+    @property
+    def stands(self) -> bool:
+        """Whether it is answered with what is there, if another step denies the request."""
+        return self.operation in _STANDING
 
     @property
     def name(self) -> str:
@@ -71,7 +79,11 @@ def script_of_all(kinds: frozenset[StepKind]) -> tuple[LuaScript, Mapping[StepKi
     apart = "".join([text for text, _ in functions])
     together = "".join([text for _, text in functions])
     told = "".join([f"--   {number} {kind.name}\n" for kind, number in numbers.items()])
+    standing = {
+        file: number for file, number in files.items() if any(kind.stands for kind in by_file[file])
+    }
     steps = shared("all").replace(_STEP, _steps(numbers, files)).replace(_WRITE, _writes(files))
+    steps = steps.replace(_STAND, _stands(standing))
     parts = ("local now = ARGV[1] + 0", shared("clock"), shared("look"), together, steps)
     joined = "\n".join(parts)
     text = f"local FOREIGN\n{apart}{inlined(joined)}"
@@ -87,18 +99,24 @@ def _functions(kinds: Sequence[StepKind], number: int) -> tuple[str, str]:
     source = kinds[0].source
     if source is None:
         return "", shared("record").replace("Record(", f"{number}(")
-    return source.functions({kind.operation for kind in kinds}, number)
+    operations = {kind.operation for kind in kinds}
+    if any(kind.stands for kind in kinds):
+        operations.add("check")
+    return source.functions(operations, number)
 
 
 def _steps(numbers: Mapping[StepKind, int], files: Mapping[str, int]) -> str:
     """The branches that decide: one per kind of step."""
     branches = []
-    for (source, operation, shadow), number in numbers.items():
+    for kind, number in numbers.items():
+        source, operation, shadow = kind
         file = files[source.file if source else ""]
+        # A look of a cost asks whether that cost is there.
+        stands = "cost == 0" if operation == "look" else literal(kind.stands)
         branches.append(
             f"if kind == {number} then\n"
             f"{source.step(operation, file) if source else _RECORD}"
-            f"    file, isShadow = {file}, {literal(shadow)}\n"
+            f"    file, isShadow, stands = {file}, {literal(shadow)}, {stands}\n"
             "    if not home then\n"
             f"      stored = read{file}(key, p, now)\n"
             f"    elseif files[home] ~= {file} then\n"
@@ -107,6 +125,17 @@ def _steps(numbers: Mapping[StepKind, int], files: Mapping[str, int]) -> str:
             f"    {_ANSWER} = {operation}{file}(p, stored, now, cost, argument)\n"
         )
     return f"  {'  else'.join(branches)}  end\n"
+
+
+def _stands(files: Mapping[str, int]) -> str:
+    """The branches that look at what is there: one per file with such steps."""
+    branches = [
+        f"if file == {file} then\n"
+        f"      local stored = read{file}(key, p, now)\n"
+        f"      allowed, limit, remaining, resetAt = check{file}(p, stored, now, 0)\n"
+        for file in files.values()
+    ]
+    return f"    {'    else'.join(branches)}    end\n" if branches else ""
 
 
 def _writes(files: Mapping[str, int]) -> str:

@@ -1,7 +1,8 @@
 """Steps: several transforms as one decision.
 
 A `Step` is a transform with its key and cost. `decide_all` is the rule for several steps: if every
-step that is not a shadow admits, everything is written, otherwise nothing. Stores that can write
+step that is not a shadow admits, everything is written. Otherwise nothing is written, and the steps
+that would have admitted return the figures as they stand (`as_they_stand`). Stores that can write
 several keys at once run it between their reads and writes, and accelerators implement the same
 rule. `in_order` is for the other stores: it charges one key after the other, and refunds what it
 charged when a later step denies.
@@ -13,12 +14,22 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from ._decision import Charged, Decision, Outcome
+from ._decision import Booking, Charged, Decision, Outcome
 from ._errors import PenstockError
 from ._strategy import Strategy
-from ._transform import READING, Transform, looking, renewing, telling, trying
+from ._transform import READING, Transform, asking, looking, renewing, telling, trying
 
-__all__ = ["PoolRenewals", "Step", "decide_all", "in_order", "looked_at", "reversal", "timed"]
+__all__ = [
+    "PoolRenewals",
+    "Step",
+    "as_they_stand",
+    "decide_all",
+    "in_order",
+    "look_at",
+    "looked_at",
+    "reversal",
+    "timed",
+]
 
 
 class Step(NamedTuple):
@@ -65,10 +76,17 @@ def looked_at(steps: Sequence[Any]) -> list[Step]:
     """The same steps, with those of cost 0 replaced by looks."""
     return [
         Step(key, transform, cost, shadow)
-        if cost
-        else Step(key, looking(transform.strategy), 1, shadow)
+        if cost or transform.role == "look"
+        else look_at(key, transform.strategy, shadow)
         for key, transform, cost, shadow in steps
     ]
+
+
+def look_at(key: str, strategy: Strategy, shadow: bool) -> Step:
+    """The step of a limit at cost 0."""
+    if strategy.is_gate:
+        return Step(key, asking(strategy), 1, shadow)
+    return Step(key, looking(strategy), 0, shadow)
 
 
 def decide_all(
@@ -80,20 +98,38 @@ def decide_all(
     `read(key, transform)` returns the state of a key, and is called once per key; `now_for(key)`
     returns the instant at which it is decided.
     """
-    states: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     writes: dict[str, tuple[Transform[Any], Outcome[Any]]] = {}
     results = []
     admitted = True
     for key, transform, cost, shadow in steps:
-        if key not in states:
-            states[key] = read(key, transform)
-        outcome = transform.run(states[key], now_for(key), cost)
+        if key not in found:
+            found[key] = read(key, transform)
+        state = writes[key][1].state if key in writes else found[key]
+        outcome = transform.run(state, now_for(key), cost)
         results.append(outcome.result)
         admitted = admitted and (shadow or transform.admits(outcome.result))
         if outcome.persist:
-            states[key] = outcome.state
             writes[key] = transform, outcome
-    return results, writes if admitted else {}
+    if admitted:
+        return results, writes
+    return as_they_stand(steps, results, lambda key, _: found[key], now_for), {}
+
+
+def as_they_stand(
+    steps: Sequence[tuple[str, Transform[Any], int, bool]],
+    results: Sequence[Any],
+    read: Callable[[str, Transform[Any]], Any],
+    now_for: Callable[[str], int],
+) -> list[Any]:
+    """The results of a denied request: those of the steps that would have admitted it are replaced
+    by what their limits show with nothing charged."""
+    return [
+        result
+        if transform.stands is None or not transform.admits(result)
+        else transform.stands(read(key, transform), now_for(key))
+        for (key, transform, _, _), result in zip(steps, results, strict=True)
+    ]
 
 
 def in_order(steps: Sequence[Step], now: int) -> Generator[Step, Any, list[Any]]:
@@ -101,7 +137,7 @@ def in_order(steps: Sequence[Step], now: int) -> Generator[Step, Any, list[Any]]
     their results. Shadows come last, unless their key is named again by a step that may deny. When
     a step denies or fails, what was charged before it is taken back, and the remaining steps only
     look. So never too much is admitted; but another caller may be denied units that are given back
-    a moment later."""
+    a moment later. The results of what was taken back are the figures after that."""
     results: list[Any] = [None] * len(steps)
     charged: list[_Charged] = []
     admitted = True
@@ -111,12 +147,14 @@ def in_order(steps: Sequence[Step], now: int) -> Generator[Step, Any, list[Any]]
             transform = step.transform
             if not admitted and transform.role not in READING:
                 step = step._replace(transform=trying(transform))
-            taken = _Charged(step, now) if admitted and transform.reverse is not None else None
+            taken = None
+            if admitted and transform.reverse is not None:
+                taken = _Charged(step, now, place)
             results[place] = yield step if taken is None else taken.step
             if not transform.admits(results[place]):
                 if not step.shadow and admitted:
                     admitted = False
-                    yield from _take_back(charged)
+                    yield from _take_back(charged, results)
             elif taken is not None:
                 taken.answer = results[place]
                 charged.append(taken)
@@ -133,9 +171,29 @@ def _denying_first(steps: Sequence[Step]) -> list[int]:
     return sorted(range(len(steps)), key=lambda place: place > last.get(steps[place].key, -1))
 
 
-def _take_back(charged: list[_Charged]) -> Generator[Step, Any, None]:
+def _take_back(
+    charged: list[_Charged], results: list[Any] | None = None
+) -> Generator[Step, Any, None]:
+    """The steps that take back what was charged, the last one first; then the figures that are
+    left go into the results."""
+    reversed_last: dict[str, _Charged] = {}
+    everything = charged.copy()
     while charged:
-        yield charged.pop().reversed()
+        taken = charged.pop()
+        yield taken.reversed()
+        reversed_last[taken.step.key] = taken
+    if results is None:
+        return
+    for taken in everything:
+        if taken.transform.stands is None:
+            continue
+        if reversed_last[taken.step.key] is not taken or taken.figures is None:
+            # Another step on the same key was taken back later, or an accelerator did it.
+            assert taken.transform.strategy is not None
+            look = Step(taken.step.key, looking(taken.transform.strategy), 0)
+            left = yield look
+            taken.figures = Booking(left, 0) if type(taken.answer) is Booking else left
+        results[taken.place] = taken.figures
 
 
 class _Charged:
@@ -151,17 +209,20 @@ class _Charged:
 
     answer: Any = None
     """The result of the step."""
+    figures: Any = None
+    """What its limit shows after it was taken back; None if an accelerator did that."""
 
-    def __init__(self, step: Step, now: int) -> None:
+    def __init__(self, step: Step, now: int, place: int) -> None:
         self._step = step
-        self._transform = step.transform
+        self.place = place
+        self.transform = step.transform
         self._at = now
         self._found: Any = None
         self._left: Outcome[Any] | None = None
         self.step = step._replace(transform=_running(step.transform, self._run))
 
     def _run(self, state: Any, now: int, cost: int) -> Outcome[Any]:
-        outcome = self._transform.run(state, now, cost)
+        outcome = self.transform.run(state, now, cost)
         self._at, self._found, self._left = now, state, outcome
         return outcome
 
@@ -169,12 +230,16 @@ class _Charged:
         """The step that takes it back."""
         refund = reversal(self._step, self.answer, self._at)
         assert refund is not None
-        found, left = self._found, self._left
+        found, left, stands = self._found, self._left, self.transform.stands
 
         def run(state: Any, now: int, cost: int) -> Outcome[int]:
             if left is not None and found is not None and state == left.state:
-                return Outcome(found, cost, left.ttl_ms, True)
-            return refund.transform.run(state, now, cost)
+                outcome = Outcome(found, cost, left.ttl_ms, True)
+            else:
+                outcome = refund.transform.run(state, now, cost)
+            if stands is not None:
+                self.figures = stands(outcome.state if outcome.persist else state, now)
+            return outcome
 
         return refund._replace(transform=_running(refund.transform, run))
 

@@ -210,6 +210,10 @@ class Strategy(ABC):
     """Whether units are held under an id until they are given back, as slots are. Then callers use
     `reserve` and `acquire`, and `take`, `renew` and `release` replace `check`."""
 
+    is_gate: bool = False
+    """Whether a step of cost 0 asks for one unit, so that a pause denies it: for a limit that is
+    paused and never charged. Other limits show at cost 0 what is left, and never deny."""
+
     restricts: bool = True
     """Whether a state only restricts what its key may do, so that evicting it would admit more. A
     full store evicts the least restrictive states first. False if a state grants something."""
@@ -284,7 +288,8 @@ class Strategy(ABC):
 
     @abstractmethod
     def check(self, state: Any, now: int, cost: int) -> Outcome[Decision]:
-        """Decide a request of `cost` at `now`. A denial must not persist."""
+        """Decide a request of `cost` at `now`. A denial must not persist. A cost of 0 is for the
+        figures of the decision alone (see `standing`): its outcome is never written."""
 
     def peek(self, state: Any, now: int) -> Decision:
         """The decision on a request of cost 1, with `remaining` as it stands before it.
@@ -296,8 +301,8 @@ class Strategy(ABC):
 
     def look(self, state: Any, now: int, cost: int) -> Decision:
         """The decision on a request of `cost`, with `remaining` as it stands before it: for steps
-        of `Store.apply_all` that do not spend. A Lua accelerator implements this default, unless
-        it has a `look` of its own.
+        of `Store.apply_all` that ask whether a cost would be admitted, and do not spend it. A Lua
+        accelerator implements this default, unless it has a `look` of its own.
         """
         decision = self.check(state, now, cost).result
         remaining = decision.remaining + cost if decision.allowed else decision.remaining
@@ -308,6 +313,15 @@ class Strategy(ABC):
             decision.reset_at,
             decision.retry_after_ms,
         )
+
+    def standing(self, state: Any, now: int) -> Decision:
+        """The figures as they stand, nothing charged: those of a `check` of cost 0, which never
+        denies. A step of cost 0 returns this, and so does each limit that would have admitted a
+        request that another limit denied."""
+        told = self.check(state, now, 0).result
+        if told.allowed:
+            return told
+        return Decision(True, told.limit, told.remaining, told.reset_at, 0)
 
     def forecast(self, state: Any, now: int, cost: int) -> Forecast:
         """How many requests of `cost` fit now, and when there is more. Optional."""

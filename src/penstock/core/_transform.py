@@ -26,6 +26,7 @@ __all__ = [
     "READING",
     "Grant",
     "Transform",
+    "asking",
     "bargain",
     "booking",
     "charging",
@@ -72,6 +73,9 @@ class Transform(Generic[R]):
     """The argument of the role, beside the cost."""
     reverse: Callable[[int], Transform[int]] | None = None
     """`reverse(charged_at)` is the transform that refunds this one; None if it takes nothing."""
+    stands: Callable[[Any, int], R] | None = None
+    """`stands(state, now)` is the result in place of an admission if another step has denied the
+    request: the figures as they stand, nothing charged. None if the result is kept."""
     need: int = 1
     """For the role "lease": the least that is useful, where `cost` is what is wanted."""
     denial_writes: bool = False
@@ -122,6 +126,7 @@ def checking(strategy: Strategy) -> Transform[Decision]:
     run = in_own_figures(strategy, strategy.check)
     transform = Transform(strategy, "check", run, _denying(strategy))
     transform.admits = bool
+    transform.stands = _standing(strategy)
     transform.reverse = lambda charged_at: refunding(strategy, charged_at)
     if strategy.restricts:
         transform.decision_in = _itself
@@ -137,19 +142,50 @@ def _denying(strategy: Strategy) -> Callable[[int, int], Decision]:
 
 
 def trying(transform: Transform[R]) -> Transform[R]:
-    """The result of the transform, without writing."""
+    """The result of the transform in a request that is denied: without writing, and in place of an
+    admission the figures as they stand."""
+    admits, stands = transform.admits, transform.stands
 
     def run(state: Any, now: int, cost: int) -> Outcome[R]:
-        return Outcome(state, transform.run(state, now, cost).result, 0, False)
+        result = transform.run(state, now, cost).result
+        if stands is not None and admits(result):
+            result = stands(state, now)
+        return Outcome(state, result, 0, False)
 
     trial = Transform(transform.strategy, "try", run, transform.refuse)
-    trial.admits = transform.admits
+    trial.admits = admits
     return trial
 
 
 def looking(strategy: Strategy) -> Transform[Decision]:
+    """The figures as they stand, for a step of cost 0: never a denial."""
+
+    stands = _standing(strategy)
+
+    def run(state: Any, now: int, _cost: int) -> Outcome[Decision]:
+        return Outcome(state, stands(state, now), 0, False)
+
+    def refuse(now: int, retry_after_ms: int) -> Decision:
+        return Decision(True, strategy.limit, 0, now + retry_after_ms, 0)
+
+    transform = Transform(strategy, "look", run, refuse)
+    transform.stands = stands
+    return transform
+
+
+def _standing(strategy: Strategy) -> Callable[[Any, int], Decision]:
+    """`Strategy.standing`, on states as stores keep them."""
+
+    def run(state: Any, now: int, _cost: int) -> Outcome[Decision]:
+        return Outcome(state, strategy.standing(state, now), 0, False)
+
+    look = in_own_figures(strategy, run)
+    return lambda state, now: look(state, now, 0).result
+
+
+def asking(strategy: Strategy) -> Transform[Decision]:
     """The decision on a cost that is not spent, with `remaining` as it stands before it, in a form
-    that every accelerator implements. A step of cost 0 becomes a look at one unit."""
+    that every accelerator implements: the role is that of a look, with a cost of at least 1."""
 
     def run(state: Any, now: int, cost: int) -> Outcome[Decision]:
         return Outcome(state, strategy.look(state, now, cost), 0, False)
@@ -212,6 +248,8 @@ def booking(strategy: Strategy, max_wait_ms: int) -> Transform[Booking]:
     transform = Transform(strategy, "book", in_own_figures(strategy, run), refuse)
     transform.argument = max_wait_ms
     transform.admits = _is_booked
+    stands = _standing(strategy)
+    transform.stands = lambda state, now: Booking(stands(state, now), 0)
     transform.reverse = lambda charged_at: refunding(strategy, charged_at)
     if strategy.restricts:
         transform.decision_in = attrgetter("decision")
@@ -248,6 +286,9 @@ class _Holding(_OnSlots[Decision]):
 
     def refuse(self, now: int, retry_after_ms: int) -> Decision:
         return _denial(self.strategy, now, retry_after_ms)
+
+    def stands(self, state: Any, now: int) -> Decision:
+        return self.strategy.standing(state, now)
 
     def reverse(self, _charged_at: int) -> Transform[int]:
         return releasing(self.strategy, self.argument)

@@ -2,7 +2,8 @@
 
 A request is admitted if every limit that is not a shadow admits it. The verdict keeps the decision
 of each limit, and computes the rest on demand: most callers only want to know whether they may
-proceed.
+proceed. If no limit is enforced, because there are shadows only or no limits at all, the decision
+is that of `unlimited()`.
 
 `combine` makes one decision of several: allowed if all are, with the lowest limit and remaining,
 and the latest reset and retry. Each field is a meet or a join of its own, so the operation is
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import native
 from ._decision import NEUTRAL, Decision, DegradedDecision
+from ._validation import MAX_SAFE
 
 __all__ = ["DecisionFields", "Verdict", "combine"]
 
@@ -68,20 +70,27 @@ class DecisionFields:
 class _Fields:
     """The fields of a verdict; the compiled path has a faster class."""
 
-    __slots__ = ("_decisions", "_names", "_shadows", "allowed")
+    __slots__ = ("_at", "_decisions", "_names", "_shadows", "allowed")
 
     _names: tuple[str, ...]
     _decisions: tuple[Decision, ...]
     _shadows: tuple[bool, ...]
+    _at: int
     allowed: bool
 
     def __init__(
-        self, names: tuple[str, ...], decisions: tuple[Decision, ...], shadows: tuple[bool, ...]
+        self,
+        names: tuple[str, ...],
+        decisions: tuple[Decision, ...],
+        shadows: tuple[bool, ...],
+        at: int = 0,
     ) -> None:
         fill = object.__setattr__
         fill(self, "_names", names)
         fill(self, "_decisions", decisions)
         fill(self, "_shadows", shadows)
+        # Only the decision of `unlimited()` depends on it.
+        fill(self, "_at", 0 if False in shadows else at)
         told = zip(decisions, shadows, strict=True)
         fill(self, "allowed", all(decision.allowed or shadow for decision, shadow in told))
 
@@ -95,16 +104,19 @@ class Verdict(_Fields, DecisionFields):
 
     `binding` names the limit to tell the client about, and `decision` is its decision: of the
     limits that denied, the one with the longest wait; if none denied, the one with the least
-    remaining; among equals, the first. A shadow is binding only if all limits are shadows.
+    remaining; among equals, the first. A shadow is never binding: if all limits are shadows,
+    `binding` is empty, and `decision` is that of `unlimited()` at the instant `at` of the request.
     """
 
     __slots__ = ()
 
     @property
     def decision(self) -> Decision:
-        """The decision of the binding limit."""
+        """The decision of the binding limit; that of `unlimited()` if no limit is enforced."""
         place = self.binding_place
-        return NEUTRAL if place is None else self._decisions[place]
+        if place is None:
+            return Decision(True, MAX_SAFE, MAX_SAFE, self._at, 0)
+        return self._decisions[place]
 
     @property
     def degraded(self) -> str | None:
@@ -114,7 +126,7 @@ class Verdict(_Fields, DecisionFields):
 
     @property
     def binding(self) -> str:
-        """The name of the binding limit; empty if no limit took part."""
+        """The name of the binding limit; empty if no limit is enforced."""
         place = self.binding_place
         return "" if place is None else self._names[place]
 
@@ -146,8 +158,9 @@ class Verdict(_Fields, DecisionFields):
 
     @property
     def shadowed(self) -> tuple[str, ...]:
-        """The shadows that would have denied the request."""
-        return self._denying(shadow=True)
+        """The shadows that would have denied the request, if it was admitted: what each of them
+        would newly deny if it were enforced. Empty for a request that was denied anyway."""
+        return self._denying(shadow=True) if self.allowed else ()
 
     def _denying(self, *, shadow: bool) -> tuple[str, ...]:
         told = zip(self._names, self._decisions, self._shadows, strict=True)
@@ -155,7 +168,7 @@ class Verdict(_Fields, DecisionFields):
 
     @property
     def binding_place(self) -> int | None:
-        """The index of the binding limit in `decisions`; None if there are none."""
+        """The index of the binding limit in `decisions`; None if no limit is enforced."""
         found = None
         allowed, decisions, shadows = self.allowed, self._decisions, self._shadows
         least = longest = -1
@@ -167,10 +180,12 @@ class Verdict(_Fields, DecisionFields):
                     found, least = place, decision.remaining
             elif not decision.allowed and decision.retry_after_ms > longest:
                 found, longest = place, decision.retry_after_ms
-        if found is None and decisions:
-            # All are shadows.
-            return min(range(len(decisions)), key=lambda place: decisions[place].remaining)
         return found
+
+    def showing(self, left: Mapping[str, Decision]) -> Verdict:
+        """The same verdict with other decisions for some limits: what they have left by now."""
+        decisions = [left.get(name, told) for name, told in self.limits.items()]
+        return Verdict(self._names, tuple(decisions), self._shadows, self._at)
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not Verdict:
@@ -181,7 +196,7 @@ class Verdict(_Fields, DecisionFields):
         return hash(self._tuple())
 
     def _tuple(self) -> tuple[Any, ...]:
-        return self._names, self._decisions, self._shadows
+        return self._names, self._decisions, self._shadows, self._at
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a Verdict is frozen: cannot set {name!r}")

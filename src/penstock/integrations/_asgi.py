@@ -33,6 +33,7 @@ __all__ = [
     "rulings_of",
     "send_refusal",
     "settle_all",
+    "settle_without_slots",
     "stamp",
 ]
 
@@ -172,12 +173,20 @@ class Stamped:
             if rulings:
                 # A copy: the app may keep the message and send it again.
                 message = {**message}
-                given = stamp(message, rulings)
                 if is_any_open(rulings):
-                    self.answered = answered(message["status"], given)
+                    return self._begin(message)
+                stamp(message, rulings)
         elif self.answered is not None and is_last(message):
             return self._settle(message)
         return self._send(message)
+
+    async def _begin(self, message: Message) -> None:
+        """What is not held until the end is settled before the headers are sent, which show what is
+        left then."""
+        self.answered = answered(message["status"], message.get("headers", ()))
+        await settle_without_slots(self._rulings, self.answered)
+        stamp(message, self._rulings)
+        await self._send(message)
 
     async def _settle(self, message: Message) -> None:
         """Before the client knows that the response is complete, and can send the next request."""
@@ -185,9 +194,8 @@ class Stamped:
         await self._send(message)
 
 
-def stamp(message: Message, rulings: list[Ruling]) -> list[Line]:
-    """Add the headers of rulings to a message, except those that it has already. Returns the
-    headers that it had."""
+def stamp(message: Message, rulings: list[Ruling]) -> None:
+    """Add the headers of rulings to a message, except those that it has already."""
     given: list[Line] = list(message.get("headers", ()))
     added = lines_of(rulings)
     for name, _ in given:
@@ -196,7 +204,6 @@ def stamp(message: Message, rulings: list[Ruling]) -> list[Line]:
             added = [line for line in added if line[0] not in there]
             break
     message["headers"] = given + added
-    return given
 
 
 def answered(status: int, headers: Iterable[Line]) -> Answered:
@@ -223,6 +230,11 @@ async def settle_all(rulings: list[Ruling], answered: Any) -> None:
     for ruling in rulings:
         if ruling.held:
             await asyncio.shield(asyncio.ensure_future(ruling.asettle(answered)))
+
+
+async def settle_without_slots(rulings: Iterable[Ruling], answered: Any) -> None:
+    """Settle the open charges that hold no slots, once the status of the response is known."""
+    await settle_all([ruling for ruling in rulings if not ruling.holds_slots], answered)
 
 
 async def send_refusal(

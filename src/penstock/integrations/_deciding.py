@@ -63,14 +63,31 @@ class _OneLimit:
 
     def check(self, keys: Mapping[str, Any], cost: Any) -> Verdict:
         key, units = self._terms(keys, cost)
-        limiter = self._limiter
-        return self._verdict(limiter.check(key, units) if units else limiter.peek(key))
+        return self._verdict(self._limiter.check(key, units)) if units else self.look(keys)
 
     async def acheck(self, keys: Mapping[str, Any], cost: Any) -> Verdict:
         key, units = self._terms(keys, cost)
-        limiter = self._limiter
-        return self._verdict(
-            await limiter.acheck(key, units) if units else await limiter.apeek(key)
+        if not units:
+            return await self.alook(keys)
+        return self._verdict(await self._limiter.acheck(key, units))
+
+    def look(self, keys: Mapping[str, Any]) -> Verdict:
+        """What is left, for a request of cost 0, which is never denied."""
+        return self._looked(self._limiter.peek(keys[self._name]))
+
+    async def alook(self, keys: Mapping[str, Any]) -> Verdict:
+        """The awaitable twin of `look`."""
+        return self._looked(await self._limiter.apeek(keys[self._name]))
+
+    def _looked(self, answer: Decision | Verdict) -> Verdict:
+        verdict = self._verdict(answer)
+        return verdict.showing(
+            {
+                name: Decision(True, told.limit, told.remaining, told.reset_at, 0)
+                for name, told in verdict.limits.items()
+                # A fail mode may refuse what cannot be looked at.
+                if told.degraded is None
+            }
         )
 
     def reserve(self, keys: Mapping[str, Any], cost: Any) -> Any:
@@ -277,7 +294,8 @@ class RuleSet:
                 raise
             told.update(_told(charge, asked[0].name))
             if not charge.allowed:
-                yield from _cancel(held)
+                left = yield from _cancel(held)
+                told.update({name: (each, told[name][1]) for name, each in left.items()})
                 held = []
                 break
             conditions = {
@@ -286,7 +304,7 @@ class RuleSet:
                 if part.rule.charge_when is not None
                 for name in (charge.verdict.limits if part.is_policy else [part.charge_name])
             }
-            held.append(OpenCharge(charge, conditions))
+            held.append(OpenCharge(charge, conditions, limits, mine, asked[0].name))
         if away and not told:
             return Ruling(self._telling, None)
         for each in held:
@@ -294,7 +312,7 @@ class RuleSet:
             keep(each.charge)
         decisions = tuple([decision for decision, _ in told.values()])
         shadows = tuple([shadow for _, shadow in told.values()])
-        verdict = Verdict(tuple(told), decisions, shadows)
+        verdict = Verdict(tuple(told), decisions, shadows, self._now())
         return Ruling(self._telling, verdict, held=held, left_out=away)
 
     def _leaves_out(self, error: Exception) -> bool:
@@ -364,14 +382,16 @@ class RuleSet:
         return reading(app.key if key is None else key, app.reader, app.address, app.secret)
 
 
-def _cancel(held: Iterable[OpenCharge]) -> Flow[Any, None]:
-    """Give back charges of a request that is not admitted. A store that is away meanwhile does not
-    change that."""
+def _cancel(held: Iterable[OpenCharge]) -> Flow[Any, dict[str, Decision]]:
+    """Give back charges of a request that is not admitted. Returns what their limits have left
+    then, by name. A store that is away meanwhile does not change that."""
+    left: dict[str, Decision] = {}
     for each in held:
         try:
-            yield each.charge, "cancel", ()
+            left.update((yield from each.settling(0)))
         except StoreUnavailableError as error:  # noqa: PERF203
             lost(error, "given back")
+    return left
 
 
 def _told(charge: Any, name: str) -> Iterator[tuple[str, tuple[Decision, bool]]]:

@@ -1,6 +1,6 @@
 """Paces outgoing calls: they wait for limits here, and pause when the remote server says so.
 
-A pacer is a `Limits` with an additional limit, `paused`, which is only peeked at and never charged.
+A pacer is a `Limits` with an additional limit, `paused`, which is only asked and never charged.
 It admits everything until it is paused. Then no process that shares the store is admitted until the
 pause is over.
 
@@ -42,7 +42,7 @@ from ..core._waiting import (
     waiting_clock,
 )
 from ..stores._opening import open_for_limiter
-from ..strategies import gcra
+from ..strategies import Gcra
 from ._answers import advice_of
 
 __all__ = [
@@ -60,6 +60,13 @@ _log = logging.getLogger("penstock.integrations")
 
 PAUSED = "paused"
 """The name of the limit that is paused."""
+
+
+class _Gate(Gcra):
+    """Admits everything, and nothing during a pause."""
+
+    is_gate = True
+
 
 # How far ahead a caller without a timeout books; beyond that it waits before it books.
 _HORIZON_MS = 3_600_000
@@ -173,7 +180,7 @@ class Pacer:
     ) -> None:
         if max_waiters is not None:
             require_int("max_waiters", max_waiters, 0)
-        gate = gcra(1, 1)
+        gate = _Gate(1, 1)
         self.limits: Limits = Limits(
             {**limits, PAUSED: Limit(gate, optional=True)}, store=store, clock=clock, prefix=prefix
         )

@@ -2,7 +2,9 @@
 
 A `Ruling` may hold charges until the response is known: slots, which are renewed meanwhile, and
 units that `charge_when` may give back. It can be given back as a whole: if a request is decided
-twice, by a middleware and then by a route, and the route denies, the middleware has charged.
+twice, by a middleware and then by a route, and the route denies, the middleware has charged. After
+a refund the headers show what is left then; so charges without slots are settled before the headers
+of a response are sent.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..adapters._headers import VerdictHeaders
+from ..core._decision import Decision
 from ..core._durations import wait_in_words
 from ..core._errors import StoreUnavailableError
 from ..core._flow import Flow, adrive, drive
@@ -63,10 +66,28 @@ class Answered(NamedTuple):
 
 
 class OpenCharge(NamedTuple):
-    """An open charge, and the `charge_when` of each of its limits, by name."""
+    """An open charge, and the `charge_when` of each of its limits, by name. `source` is what it is
+    a charge of, by `keys`; `name` is the name of its limit, if it has only one."""
 
     charge: Any
     conditions: Mapping[str, Callable[[Any], Any]]
+    source: Any
+    keys: Mapping[str, Any]
+    name: str
+
+    def settling(self, actual: int | Mapping[str, int]) -> Flow[Any, dict[str, Decision]]:
+        """Settle it. Returns what its limits have left then, by name, if something was given
+        back."""
+        if actual == {}:
+            yield self.charge, "settle", (actual,)
+            return {}
+        left = yield self.charge, "settle_and_look", (actual,)
+        if left is None and hasattr(self.source, "look"):
+            # A charge of a service, which does not say what is left.
+            left = yield self.source, "look", (self.keys,)
+        if isinstance(left, Decision):
+            return {self.name: left}
+        return {} if left is None else dict(left.limits)
 
 
 Spent = tuple[Any, Mapping[str, Any], Any, int]
@@ -224,13 +245,25 @@ class Ruling:
 
     def _settlement(self, response: Any) -> Flow[Any, None]:
         held, self.held = self.held, ()
-        for charge, conditions in held:
+        for each in held:
             used = {
                 name: 0
-                for name, is_charged in conditions.items()
+                for name, is_charged in each.conditions.items()
                 if response is not None and not says_yes(is_charged, response)
             }
-            yield charge, "settle", (used,)
+            # A charge of one limit has no names.
+            actual = 0 if used and each.charge.verdict is None else used
+            self._show((yield from each.settling(actual)))
+
+    @property
+    def holds_slots(self) -> bool:
+        """Whether some of its charges last until the end of the response: those with slots."""
+        return any(each.charge.ttl_ms is not None for each in self.held)
+
+    def _show(self, left: Mapping[str, Decision]) -> None:
+        """The figures that headers state from now on."""
+        if left and self.verdict is not None:
+            self.verdict = self.verdict.showing(left)
 
     def give_back(self) -> None:
         """Give everything back: the request was denied by other limits. Counts of a service or of a
@@ -245,13 +278,13 @@ class Ruling:
 
     def _restitution(self) -> Flow[Any, None]:
         held, self.held = self.held, ()
-        for charge, _ in held:
-            yield charge, "cancel", ()
+        for each in held:
+            self._show((yield from each.settling(0)))
         spent, self._spent = self._spent, None
         if spent is not None and hasattr(spent[0], "charge_for"):
             limits, keys, costs, asked_at = spent
             charge = yield limits, "charge_for", (keys, costs, self.verdict, asked_at)
-            yield charge, "cancel", ()
+            self._show((yield from OpenCharge(charge, {}, limits, keys, "").settling(0)))
 
     def _run(self, flow: Flow[Any, None], what: str) -> None:
         try:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..core._errors import require_module
 from ..core._validation import reject, shown
-from ._asgi import settle_all
+from ._asgi import settle_all, settle_without_slots
 from ._deciding import RuleSet
 from ._rules import AppLimits, Rule, WebOptions, add_rules, app_limits, as_rules, path_of
 from ._ruling import PROBLEM_JSON, Ruling, agive_back, headers_of
@@ -188,13 +188,13 @@ class _AiohttpLimits:
         return self._rule_sets[wanted]
 
     async def _refusal(self, request: Any, ruling: Ruling) -> Any:
-        on_denied = self._limits.on_denied
-        if on_denied is None:
-            return web.Response(
-                body=ruling.problem(), status=ruling.status, content_type=PROBLEM_JSON
-            )
-        answer = on_denied(request, ruling.verdict)
-        return await answer if inspect.isawaitable(answer) else answer
+        handler, answer = self._limits.on_denied, None
+        if handler is not None:
+            answer = handler(request, ruling.verdict)
+            answer = await answer if inspect.isawaitable(answer) else answer
+        if answer is not None:
+            return answer
+        return web.Response(body=ruling.problem(), status=ruling.status, content_type=PROBLEM_JSON)
 
     async def close(self, app: web.Application) -> None:
         await self._limits.aclose()
@@ -202,5 +202,6 @@ class _AiohttpLimits:
 
 async def _stamp(request: Any, response: Any) -> None:
     rulings: list[Ruling] = request.get(_RULINGS, [])
+    await settle_without_slots(rulings, response)
     for name, value in headers_of(rulings).items() if rulings else ():
         response.headers.setdefault(name, value)

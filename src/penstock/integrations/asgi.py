@@ -203,14 +203,15 @@ class RateLimitMiddleware:
         return ruling
 
     async def _refuse(self, ruling: Ruling, scope: Scope, receive: Receive, send: Send) -> None:
-        handler = self.limits.on_denied
-        if handler is None:
+        handler, response = self.limits.on_denied, None
+        if handler is not None:
+            response = handler(self.request_class(scope), ruling.verdict)
+            if hasattr(response, "__await__"):
+                response = await response
+        if response is None:
             await send_refusal(ruling, send)
-            return
-        response = handler(self.request_class(scope), ruling.verdict)
-        if hasattr(response, "__await__"):
-            response = await response
-        await response(scope, receive, send)
+        else:
+            await response(scope, receive, send)
 
     def _closing(self, send: Send) -> Send:
         """A `send` that closes the store once the app has shut down."""

@@ -268,9 +268,12 @@ class _Installed(RateLimitMiddleware):
             await refuse_websocket(ruling, socket.scope, socket.receive, socket.send)
             return None
         handler = self.limits.on_denied
+        answer: Any = None
         if handler is not None:
             answer = handler(connection, ruling.verdict)
-            response: Response = await answer if hasattr(answer, "__await__") else answer
+            answer = await answer if hasattr(answer, "__await__") else answer
+        if answer is not None:
+            response: Response = answer
             return response
         return Response(ruling.problem(), ruling.status, media_type=PROBLEM_JSON)
 

@@ -322,8 +322,11 @@ def _decide(limits: _ViewLimits, rules: RuleSet | None, asked: Any) -> Any:
         return None
     give_back(known.rulings)
     handler = limits.limits.on_denied
+    answer: Any = None
     if handler is not None:
-        return current_app.ensure_sync(handler)(asked, ruling.verdict)
+        answer = current_app.ensure_sync(handler)(asked, ruling.verdict)
+    if answer is not None:
+        return answer
     error = _as_error(ruling)
     answer = current_app.handle_http_exception(error)
     if answer is not error:
@@ -340,9 +343,8 @@ def _as_error(ruling: Ruling) -> HTTPException:
 def _after(response: Response) -> Response:
     known: _Inquiry | None = g.get(_ASKED)
     rulings = () if known is None else known.rulings
-    put_on(response, rulings)
     for ruling in rulings:
-        if ruling.held and _is_stream(response):
+        if ruling.holds_slots and _is_stream(response):
             # Slots are held until the stream is read to its end, or closed. Not every server closes
             # the stream of a client that disconnects.
             settle = partial(ruling.settle, response)
@@ -350,6 +352,7 @@ def _after(response: Response) -> Response:
             response.call_on_close(settle)
         elif ruling.held:
             ruling.settle(response)
+    put_on(response, rulings)
     return response
 
 

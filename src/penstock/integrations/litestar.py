@@ -21,6 +21,7 @@ from ._asgi import (
     rulings_of,
     send_refusal,
     settle_all,
+    settle_without_slots,
     stamp,
 )
 from ._deciding import RuleSet
@@ -129,14 +130,15 @@ class RateLimitPlugin(InitPlugin):
         if request.scope["type"] == "websocket":
             await refuse_websocket(ruling, request.scope, receive, send)
             return
-        handler = self._limits.on_denied
-        if handler is None:
+        handler, response = self._limits.on_denied, None
+        if handler is not None:
+            response = handler(request, ruling.verdict)
+            if hasattr(response, "__await__"):
+                response = await response
+        if response is None:
             await send_refusal(ruling, send)
-            return
-        response = handler(request, ruling.verdict)
-        if hasattr(response, "__await__"):
-            response = await response
-        await response(request.scope, receive, send)
+        else:
+            await response(request.scope, receive, send)
 
 
 def _declared(handler: Any) -> Iterator[tuple[str, Any]]:
@@ -160,6 +162,7 @@ async def _stamp(message: Any, scope: Any) -> None:
         return
     rulings, _ = rulings_of(scope)
     if rulings:
-        given = stamp(message, rulings)
         if "status" in message:
-            scope[_ANSWERED] = answered(message["status"], given)
+            scope[_ANSWERED] = answered(message["status"], message.get("headers", ()))
+            await settle_without_slots(rulings, scope[_ANSWERED])
+        stamp(message, rulings)

@@ -138,9 +138,12 @@ async def _decide(limits: _ViewLimits, rules: RuleSet | None, asked: Any) -> Any
         return None
     await agive_back(rulings)
     handler = limits.limits.on_denied
+    answer: Any = None
     if handler is not None:
         answer = handler(asked, ruling.verdict)
-        return await answer if inspect.isawaitable(answer) else answer
+        answer = await answer if inspect.isawaitable(answer) else answer
+    if answer is not None:
+        return answer
     error = _as_error(ruling)
     answer = await current_app.handle_http_exception(error)
     if answer is not error:

@@ -28,7 +28,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from .._queueing.tasks import TaskPlace
 from .._rate_limit import rate_limit
-from ..core._charges import Charge
+from ..core._charges import Charge, Settling
 from ..core._clock import Clock, SystemClock
 from ..core._decision import Decision, Forecast
 from ..core._errors import StoreUnavailableError
@@ -536,6 +536,10 @@ class _CreditCharge(Charge):
         self._key = key
         self._receipt = receipt
         self.on_change = partial(limiter.refunded, key)
+
+    # What is left is known to the node, not to the store.
+    settle_and_look = Settling.settle_and_look
+    asettle_and_look = Settling.asettle_and_look
 
     # Of one limit, so of one step: either refunded here, or charged to the store.
 

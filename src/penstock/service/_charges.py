@@ -53,7 +53,7 @@ from ._charge_records import (
 )
 from ._deciding import joined
 from ._entries import Entry
-from ._judging import NOTHING, Judge, Judgement
+from ._judging import Judge, Judgement
 from ._registry import PolicyTable
 from ._several import Attributes, Costs, Request
 
@@ -424,7 +424,7 @@ class Charging:
         self, entry: Entry, judge: Judge, request: Request, plan: str | None, max_wait_ms: int
     ) -> Reservation:
         if request.limits is None:
-            return Reservation.unwritten(judge.counted(request, NOTHING), self.clock.now())
+            return Reservation.unwritten(judge.counted(request, judge.nothing()), self.clock.now())
         parts, wait, answer = request.limits._terms(request.keys, request.cost, max_wait_ms)
         keys = request.keys
         held = [

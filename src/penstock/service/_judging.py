@@ -13,10 +13,7 @@ from ._fail_modes import Guard
 from ._metrics import Tally
 from ._several import Attributes, Costs, PolicyLimits, Request, SeveralLimits
 
-__all__ = ["NOTHING", "Judge", "Judged", "Judgement", "KeyedChecks"]
-
-NOTHING = Verdict((), (), ())
-"""The verdict on a request that no limit applies to."""
+__all__ = ["Judge", "Judged", "Judgement", "KeyedChecks"]
 
 
 class Judgement(NamedTuple):
@@ -62,7 +59,7 @@ class Judge(Checker[Judgement]):
     def _judged(self, request: Request) -> Judged:
         limits = request.limits
         if limits is None:
-            return self.counted(request, NOTHING)
+            return self.counted(request, self.nothing())
         if not limits.answers_at_once:
             return StoreCheck(self, request)
         try:
@@ -74,7 +71,7 @@ class Judge(Checker[Judgement]):
     async def peek(self, attributes: Attributes) -> Judgement:
         request = self.limits.resolve(attributes)
         if request.limits is None:
-            return Judgement(NOTHING, None)
+            return Judgement(self.nothing(), None)
         try:
             verdict = await request.limits.apeek(request.keys)
         except Exception as error:
@@ -121,17 +118,25 @@ class Judge(Checker[Judgement]):
     def in_place_of(self, error: Exception, request: Request) -> Verdict:
         """The verdict of the fail mode; raises `error` if the mode is "error"."""
         decision = self._guard.decision(error, tuple(request.keys.values()), 1)
-        return self.limits.answer(request, decision)
+        return self.limits.answer(request, decision, self._guard.now())
+
+    def nothing(self) -> Verdict:
+        """The verdict on a request that no limit applies to."""
+        return Verdict((), (), (), self._guard.now())
 
     def asking(self, limits: PolicyLimits) -> KeyedChecks:
         """Checks of these limits for callers that count by themselves."""
         return KeyedChecks(limits, self._guard)
 
     def counted(self, request: Request, verdict: Verdict) -> Judgement:
-        """Count a verdict."""
-        self.tally.count(verdict.allowed)
-        tallies = self.tallies
+        """Count a verdict. A shadow shows what it would newly deny, so it counts admitted requests
+        only."""
+        allowed = verdict.allowed
+        self.tally.count(allowed)
+        tallies, limits = self.tallies, self.limits.spec.limits
         for place, decision in zip(request.asked, verdict.decisions, strict=True):
+            if not allowed and limits[place].shadow:
+                continue
             tally = tallies[place]
             if decision.allowed:
                 tally.allowed += 1

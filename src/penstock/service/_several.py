@@ -89,7 +89,7 @@ class PolicyLimits(Limits):
 
     def verdict(self, decisions: Sequence[Decision]) -> Verdict:
         """The verdict from the decisions of all of these limits."""
-        return self._declared.verdict(self._declared.parts, decisions)
+        return self._declared.verdict(self._declared.parts, decisions, self._now())
 
 
 def _tell_one(told: Told, decision: Decision, error: BaseException | None) -> None:
@@ -229,11 +229,12 @@ class SeveralLimits:
             )
         return made, keys
 
-    def answer(self, request: Request, decision: Any) -> Verdict:
+    def answer(self, request: Request, decision: Any, now: int) -> Verdict:
         """The verdict if all limits have the same decision, as in an outage."""
         limits = [self.spec.limits[place] for place in request.asked]
+        names = tuple([limit.name for limit in limits])
         shadows = tuple([limit.shadow for limit in limits])
-        return Verdict(tuple([limit.name for limit in limits]), (decision,) * len(limits), shadows)
+        return Verdict(names, (decision,) * len(limits), shadows, now)
 
     def strategy_of(self, name: str) -> Strategy | None:
         """The strategy of a limit, without plans and overrides; None if there is no such limit."""

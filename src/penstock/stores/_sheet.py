@@ -13,11 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from copy import copy
+from functools import partial
 from typing import Any
 
 from .._queueing import QueuedCall
 from ..core._clock import FOREIGN_CLOCKS
 from ..core._errors import PenstockError
+from ..core._steps import as_they_stand
 from ..core._transform import Transform
 from .record import keep_ms, pack, restore
 
@@ -166,7 +168,16 @@ class Sheet:
             if call.is_whole and not (shadow or transform.admits(outcome.result)):
                 admitted = False
             results.append(outcome.result)
-        return results, layer if admitted else {}
+        if admitted:
+            return results, layer
+        steps = [call.steps[place] for place in call.open]
+        return as_they_stand(steps, results, partial(self._found, now), lambda _key: now), {}
+
+    def _found(self, now: int, key: str, transform: Transform[Any]) -> Any:
+        """The state of a key as earlier calls have left it."""
+        written = self.writes.get(key)
+        raw = self.held[key] if written is None else written[0]
+        return restore(raw, key, transform, now)
 
     def _fails(self, call: Call) -> bool:
         try:

@@ -109,6 +109,7 @@ SEVERAL = """
       pro: {user: {limit: 90}}
       free: {user: {limit: 2}, tenant: unlimited}
       none: {user: unlimited, tenant: unlimited, log: unlimited, all: unlimited}
+      watched: {user: unlimited, tenant: unlimited, all: unlimited}
     overrides:
       user: {alice: {limit: 3}, eve: unlimited}
   own:
@@ -289,7 +290,7 @@ def told_at_random(chance: random.Random) -> bytes:
     if chance.random() < 0.8:
         told["tenant"] = chance.choice(("t", "t", "t", "other", 7))
     if chance.random() < 0.6:
-        told["plan"] = chance.choice(("pro", "free", "none", "gold", 1))
+        told["plan"] = chance.choice(("pro", "free", "none", "watched", "gold", 1))
     policy = chance.choice(("tiers", "tiers", "tiers", "own", "pair", "many"))
     if policy != "tiers" and chance.random() < 0.9:
         told = {"user": told["user"]}
@@ -308,7 +309,8 @@ def test_checks_by_attributes_are_answered_alike(monkeypatch: pytest.MonkeyPatch
     assert replies.count(b"HTTP/1.1 200") > 1_000
     assert replies.count(b"HTTP/1.1 400") > 300
     assert replies.count(b"Retry-After") > 100
-    assert replies.count(b'"shadowed":["log"]') > 100
+    assert replies.count(b'"shadowed":["log"]') > 50
+    assert replies.count(b'"binding":"","violated":[],"shadowed":["log"]') > 20
 
 
 def test_checks_by_attributes_on_redis_are_answered_alike(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,6 +326,7 @@ def test_checks_by_attributes_on_redis_are_answered_alike(monkeypatch: pytest.Mo
     assert replies.count(b"HTTP/1.1 400") > 60
     assert replies.count(b"Retry-After") > 20
     assert replies.count(b'"shadowed":["log"]') > 5
+    assert replies.count(b'"binding":""') > 20
 
 
 def test_verdicts_are_written_alike() -> None:
@@ -343,7 +346,7 @@ def test_verdicts_are_written_alike() -> None:
         now = 1_700_000_000_000 + chance.randrange(10**6)
         decisions = tuple([said(strategy, now, chance) for strategy in chosen])
         shadows = tuple([limit.shadow for limit in limits.values()])
-        verdict = Verdict(tuple(limits), decisions, shadows)
+        verdict = Verdict(tuple(limits), decisions, shadows, now)
         form = VerdictForm(limits)
         lines, body = form.headers(verdict, now, False, False), form.body(verdict)
         wanted = f"HTTP\r\nContent-Length: {len(body)}\r\n{lines}\r\n{body}".encode()

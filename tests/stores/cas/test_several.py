@@ -11,7 +11,7 @@ import pytest
 
 from penstock import StoreUnavailableError, fixed_window, token_bucket
 from penstock.core._steps import Step
-from penstock.core._transform import checking, refunding
+from penstock.core._transform import asking, checking, refunding
 from penstock.stores.cas import TRAIL, AnyRequest, Check, Swap, SwapAll
 from tests.stores import several
 from tests.stores.cas.backend import LATE, LOST, REFUSED, DictCasStore, Records, lossy, once
@@ -109,9 +109,9 @@ def test_what_an_admission_looked_at_must_not_have_changed() -> None:
     """One key is only looked at; it is spent before the other is written, so neither is."""
     records = Records()
     store, other = DictCasStore(records), DictCasStore(records)
-    narrow = checking(fixed_window(1, WINDOW_MS))
-    steps = [Step("looked at", narrow, 0), Step("charged", checking(PLENTY))]
-    store.before = at_first(SwapAll, lambda: other.apply("looked at", narrow, NOW, 1))
+    narrow = fixed_window(1, WINDOW_MS)
+    steps = [Step("looked at", asking(narrow)), Step("charged", checking(PLENTY))]
+    store.before = at_first(SwapAll, lambda: other.apply("looked at", checking(narrow), NOW, 1))
     decisions = store.apply_all(steps, NOW)
     assert [decision.allowed for decision in decisions] == [False, True]
     assert charged(other, "charged") == 0

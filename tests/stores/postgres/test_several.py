@@ -14,7 +14,7 @@ import pytest
 from bench.turns import TurnCounter
 from penstock import Store, StoreUnavailableError, fixed_window, gcra, rate_limit
 from penstock.core._steps import Step
-from penstock.core._transform import checking
+from penstock.core._transform import asking, checking
 from penstock.stores import open_store
 from penstock.stores.postgres import PostgresStore, _flows
 from tests.servers import FaultProxy, NotReady, Postgres, eventually, require
@@ -172,7 +172,8 @@ def test_what_was_only_looked_at_counts_as_much(clock: str) -> None:
     where neither key has a row that could be locked, and where both were read before."""
     url = url_of(new_table(), timeout_ms=PATIENT_MS, use_server_time=str(clock != "caller's"))
     stores = [open_store(url) for _ in range(2)]
-    once = checking(fixed_window(1, WINDOW_MS, "first"))
+    strategy = fixed_window(1, WINDOW_MS, "first")
+    once, look = checking(strategy), asking(strategy)
     rounds = 60
     admitted: list[list[bool]] = [[] for _ in range(rounds)]
     gate = threading.Barrier(2)
@@ -180,7 +181,7 @@ def test_what_was_only_looked_at_counts_as_much(clock: str) -> None:
     def ask(number: int) -> None:
         for turn, answers in enumerate(admitted):
             keys = [f"{turn}-a", f"{turn}-b"]
-            steps = [Step(keys[number], once), Step(keys[1 - number], once, 0)]
+            steps = [Step(keys[number], once), Step(keys[1 - number], look)]
             gate.wait(60)
             answers.append(all(stores[number].apply_all(steps, NOW)))
 

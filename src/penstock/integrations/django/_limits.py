@@ -191,8 +191,10 @@ def decide(request: Any, rules: RuleSet | None) -> Any:
     if _is_allowed(request, rules, ruling):
         return None
     give_back(rulings_of_request(request))
-    answer = refusal(request, ruling)
-    return limits_of_project().limits.resolve(answer) if isawaitable(answer) else answer
+    answer = _answer(request, ruling)
+    if isawaitable(answer):
+        answer = limits_of_project().limits.resolve(answer)
+    return refusal(ruling) if answer is None else answer
 
 
 async def adecide(request: Any, rules: RuleSet | None) -> Any:
@@ -203,8 +205,10 @@ async def adecide(request: Any, rules: RuleSet | None) -> Any:
     if _is_allowed(request, rules, ruling):
         return None
     await agive_back(rulings_of_request(request))
-    answer = refusal(request, ruling)
-    return await answer if isawaitable(answer) else answer
+    answer = _answer(request, ruling)
+    if isawaitable(answer):
+        answer = await answer
+    return refusal(ruling) if answer is None else answer
 
 
 def _is_allowed(request: Any, rules: RuleSet, ruling: Ruling | None) -> bool:
@@ -217,11 +221,15 @@ def _is_allowed(request: Any, rules: RuleSet, ruling: Ruling | None) -> bool:
     return ruling.allowed
 
 
-def refusal(request: Any, ruling: Any) -> Any:
-    """The response to a denied request, or an awaitable of it."""
+def _answer(request: Any, ruling: Any) -> Any:
+    """The response of `on_denied` to a denied request, or an awaitable of it; None for the standard
+    refusal."""
     handler = limits_of_project().limits.on_denied
-    if handler is not None:
-        return handler(request, ruling.verdict)
+    return None if handler is None else handler(request, ruling.verdict)
+
+
+def refusal(ruling: Any) -> Any:
+    """The standard response to a denied request."""
     return HttpResponse(ruling.problem(), status=ruling.status, content_type=PROBLEM_JSON)
 
 
@@ -288,12 +296,14 @@ def _response_to(error: BaseException) -> Any:
 
 
 def settle(request: Any, response: Any) -> list[Ruling]:
-    """The rulings to be settled by this response. A stream settles them itself, at its end."""
+    """The rulings to be settled by this response, before its headers are written. Slots of a stream
+    are held until its end."""
     waiting = [ruling for ruling in rulings_of_request(request) if ruling.held]
     if waiting and getattr(response, "streaming", False):
         for ruling in waiting:
-            response._resource_closers.append(partial(ruling.settle, response))
-        return []
+            if ruling.holds_slots:
+                response._resource_closers.append(partial(ruling.settle, response))
+        return [ruling for ruling in waiting if not ruling.holds_slots]
     return waiting
 
 

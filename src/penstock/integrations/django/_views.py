@@ -72,9 +72,9 @@ class LimitMiddleware:
             raise
         if not is_viewed(request):
             response = decide(request, limits_of_project().rules_for("", ())) or response
-        stamp(request, response)
         for ruling in settle(request, response):
             ruling.settle(response)
+        stamp(request, response)
         return response
 
     async def _acall(self, request: Any) -> Any:
@@ -87,9 +87,9 @@ class LimitMiddleware:
         if not is_viewed(request):
             rules = limits_of_project().rules_for("", ())
             response = await adecide(request, rules) or response
-        stamp(request, response)
         for ruling in settle(request, response):
             await ruling.asettle(response)
+        stamp(request, response)
         return response
 
     def process_view(self, request: Any, view: Any, args: Any, named: Any) -> Any:
@@ -148,9 +148,9 @@ def _sync_view(view: Any, declared: list[Rule]) -> Any:
         except BaseException as error:
             settle_failed(request, error)
             raise
-        stamp(request, response)
         for ruling in settle(request, response):
             ruling.settle(response)
+        stamp(request, response)
         return response
 
     return limited
@@ -169,9 +169,9 @@ def _async_view(view: Any, declared: list[Rule]) -> Any:
         except BaseException as error:
             await asettle_failed(request, error)
             raise
-        stamp(request, response)
         for ruling in settle(request, response):
             await ruling.asettle(response)
+        stamp(request, response)
         return response
 
     return limited

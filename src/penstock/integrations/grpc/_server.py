@@ -61,12 +61,12 @@ class _MethodLimiter:
         return {name: stored(part) for name, part in key.items()}
 
     def ask(self, keys: Any, cost: Any) -> Any:
-        """Check, or peek if the cost is 0."""
-        return self.limiter.peek(keys) if cost == 0 else self._ask(keys, cost)
+        """Check or reserve."""
+        return self._ask(keys, cost)
 
     async def aask(self, keys: Any, cost: Any) -> Any:
         """The awaitable twin of `ask`."""
-        return await (self.limiter.apeek(keys) if cost == 0 else self._aask(keys, cost))
+        return await self._aask(keys, cost)
 
 
 class _ServerLimit:
@@ -198,6 +198,8 @@ class _ServerLimit:
         if keys is None:
             return None
         cost = self._cost(call) if callable(self._cost) else self._cost
+        if cost == 0:
+            return None  # a look never denies, and a call shows no figures
         try:
             found = _found(limiter.ask(keys, cost))
         except StoreUnavailableError as error:
@@ -323,9 +325,9 @@ class LimitInterceptor(_ServerLimit, grpc.ServerInterceptor):  # type: ignore[ty
     address, or None to let the call pass; or the result of `by_address`, `by_header` or
     `by_api_key` of `penstock.integrations`, which read the metadata. `hash_keys` is a secret: keys
     are stored as HMACs under it. `cost` is the cost of a call, a number or a function of the
-    `GrpcCall`; 0 only peeks. With `charge_when`, a function of the `grpc.StatusCode` that a call
-    ends with, a call is charged while it runs, and the charge is given back if the function returns
-    False; if the client disconnects, the status is CANCELLED.
+    `GrpcCall`; a call of cost 0 always passes. With `charge_when`, a function of the
+    `grpc.StatusCode` that a call ends with, a call is charged while it runs, and the charge is
+    given back if the function returns False; if the client disconnects, the status is CANCELLED.
 
     `fail` is the fail mode: while the store is away, `"open"` lets calls pass, `"closed"` refuses
     them, `"error"` answers UNAVAILABLE. `store`, `prefix` and `clock` are those of
@@ -386,6 +388,8 @@ class AioLimitInterceptor(_ServerLimit, grpc.aio.ServerInterceptor):  # type: ig
         if keys is None:
             return None
         cost = await _awaited(self._cost(call)) if callable(self._cost) else self._cost
+        if cost == 0:
+            return None  # a look never denies, and a call shows no figures
         try:
             found = _found(await limiter.aask(keys, cost))
         except StoreUnavailableError as error:

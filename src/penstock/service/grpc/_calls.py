@@ -129,7 +129,7 @@ class GrpcAnswers:
         its policy."""
         if request.attributes or getattr(request, "costs", None):
             return True
-        return not request.key and self._service.entry(request.policy).judge is not None
+        return self._service.entry(request.policy).judge is not None
 
     async def check_many(self, request: pb.CheckManyRequest) -> pb.CheckManyResponse:
         if request.requests or request.costs:

@@ -47,6 +47,7 @@ __all__ = [
     "Problem",
     "ProblemError",
     "Work",
+    "decision_body",
     "json_bytes",
     "problem_of",
 ]
@@ -185,7 +186,7 @@ PLAIN, NESTED, CLIENT = 0, 1, 2
 
 def decision_reply(head: bytes, lines: bytes, decision: Decision, seconds: int, form: int) -> bytes:
     """A reply about one decision. Has a compiled twin."""
-    body = _body_of(decision, form)
+    body = decision_body(decision, form)
     denied = b"" if decision.allowed else b"\r\nRetry-After: %d" % seconds
     return b"%bContent-Length: %d\r\n%b%d;t=%d%b\r\n\r\n%b" % (
         head,
@@ -198,7 +199,8 @@ def decision_reply(head: bytes, lines: bytes, decision: Decision, seconds: int, 
     )
 
 
-def _body_of(decision: Decision, form: int) -> str:
+def decision_body(decision: Decision, form: int) -> str:
+    """The body of a reply about one decision."""
     if form != CLIENT:
         told = decision_json(decision)
         return f'{{"decision":{told}}}' if form == NESTED else told
@@ -282,7 +284,7 @@ class Answers:
         """A reply about one decision. A denial is a 429, except under `/v1`."""
         status = 200 if decision.allowed or form == NESTED else 429
         if legacy:
-            body = _body_of(decision, form)
+            body = decision_body(decision, form)
             return self.with_limits(status, label, decision, body, legacy, peeked)
         replies = self.replies
         replies.count(status)

@@ -68,14 +68,17 @@ class Calls:
                 "this path asks the policy named 'default', which the policy file does not have; "
                 "add one of that name to it, or name another with POST /check",
             )
-        asked = self._service.decide("default", client)
-        return _reply(asked, self._decided, "default", CLIENT, legacy)
+        return self._by_key("default", client, 1, CLIENT, legacy)
 
     def v1_check(self, legacy: bool, body: bytes) -> Answer:
         fields = decode(body)
         if self._has_limits(fields):
             return self.charges.check(fields, legacy)
         require_fields(fields, _KEYED, _COST)
+        if self._judges(fields["policy"]):
+            return self._by_key(
+                fields["policy"], fields["key"], fields.get("cost", 1), NESTED, legacy
+            )
         return self._one(fields["policy"], "rate", self._service.decide(**fields), legacy)
 
     def _has_limits(self, fields: dict[str, Any]) -> bool:
@@ -105,6 +108,8 @@ class Calls:
         if self._has_limits(fields):
             return self.charges.peek(fields, legacy)
         require_fields(fields, _KEYED, {})
+        if self._judges(fields["policy"]):
+            return self.charges.peek_key(fields["policy"], fields["key"], legacy)
         asked = Awaited(partial(self._service.peek, **fields))
         return self._one(fields["policy"], "rate", asked, legacy, peeked=True)
 
@@ -176,8 +181,18 @@ class Calls:
         return partial(_later, partial(self._service.heartbeat, **fields), render)
 
     def _by_policy(self, fields: dict[str, Any], legacy: bool) -> Answer:
-        asked = self._service.decide(**fields)
-        return _reply(asked, self._decided, fields["policy"], PLAIN, legacy)
+        return self._by_key(fields["policy"], fields["key"], fields.get("cost", 1), PLAIN, legacy)
+
+    def _judges(self, policy: str) -> bool:
+        """Whether a policy has several limits, each of which has a member in the headers."""
+        return self._service.entry(policy).judge is not None
+
+    def _by_key(self, policy: str, key: str, cost: int, form: int, legacy: bool) -> Answer:
+        """The answer of a policy of any kind to a bare key."""
+        if self._judges(policy):
+            return self.charges.check_key(policy, key, cost, form, legacy)
+        asked = self._service.decide(policy, key, cost)
+        return _reply(asked, self._decided, policy, form, legacy)
 
     def _decided(self, decision: Decision, policy: str, form: int, legacy: bool) -> bytes:
         label = self._label(policy, decision)
@@ -225,7 +240,12 @@ class Calls:
         policy = self._service.policies.get(name)
         if policy is None:
             return ()
-        return (f"RateLimit-Policy: {policy_field(name, policy.quota, policy.window_ms)}",)
+        if policy.several is None:
+            members = [policy_field(name, policy.quota, policy.window_ms)]
+        else:
+            limits = [limit for limit in policy.several.limits if not limit.shadow]
+            members = [policy_field(limit.name, *limit.strategy.rate) for limit in limits]
+        return (f"RateLimit-Policy: {', '.join(members)}",) if members else ()
 
 
 def _reply(asked: Asked, render: Callable[..., bytes], *rest: Any) -> Answer:

@@ -21,13 +21,13 @@ from ...adapters._headers import (
 )
 from ...core import native
 from ...core._charges import Settlement
-from ...core._decision import NEUTRAL, Decision
+from ...core._decision import Decision
 from ...core._verdict import Verdict
 from .._core import Reservation, Service
 from .._deciding import Later, Then
 from .._judging import Judge, Judgement
 from .._several import PolicyLimits
-from ._answers import Answer, Answers, ProblemError, decision_json
+from ._answers import NESTED, Answer, Answers, ProblemError, decision_body, decision_json
 from ._head import decode, require_fields
 
 __all__ = ["AwaitedJudgement", "ChargeCalls", "VerdictForm"]
@@ -68,6 +68,27 @@ class ChargeCalls:
         if isinstance(asked, Judgement):
             return self._judged(asked, legacy=False)
         return AwaitedJudgement(asked, self._judged) if asked.can_begin else None
+
+    def check_key(self, policy: str, key: str, cost: int, form: int, legacy: bool) -> Answer:
+        """A check of a policy of several limits by a bare key: the body is that of one decision,
+        and the headers have a member for each limit."""
+        asked = self._service.judge(policy, {"key": key}, cost)
+        if isinstance(asked, Judgement):
+            return self._judged_key(asked, form, legacy)
+        return Then(asked, self._judged_key, form, legacy)
+
+    def peek_key(self, policy: str, key: str, legacy: bool) -> Answer:
+        """The same for `/v1/peek`."""
+        asked = partial(self._service.peek_all, policy, {"key": key})
+        return partial(_later, asked, lambda it: self._judged_key(it, NESTED, legacy, peeked=True))
+
+    def _judged_key(
+        self, judged: Judgement, form: int, legacy: bool, peeked: bool = False
+    ) -> bytes:
+        verdict = judged.verdict
+        status = 200 if verdict.allowed or form == NESTED else 429
+        lines = self._form(judged).headers(verdict, self._service.clock.now(), peeked, legacy)
+        return self._answers.with_lines(status, lines, decision_body(verdict.decision, form))
 
     def check_many(self, fields: dict[str, Any]) -> Answer:
         """`/v1/check-many` by attributes: a list of them."""
@@ -227,8 +248,7 @@ class VerdictForm:
     def body(self, verdict: Verdict) -> str:
         """The binding decision, and that of each limit."""
         decisions, place = verdict.decisions, verdict.binding_place
-        binding = NEUTRAL if place is None else decisions[place]
-        told: list[Any] = [decision_json(decision) for decision in (binding, *decisions)]
+        told: list[Any] = [decision_json(decision) for decision in (verdict.decision, *decisions)]
         told.append('""' if place is None else self._names[place])
         told.append("[]" if verdict.allowed else json.dumps(verdict.violated))
         told.append(json.dumps(verdict.shadowed) if verdict.has_shadows else "[]")

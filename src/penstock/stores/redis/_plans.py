@@ -78,7 +78,7 @@ class Plan:
         self.script = script
         self.by_periods = any(lua.source.by_periods for lua in accelerators)
         # Whether there are steps of cost 0, for which the plan is that of `looked_at`.
-        self.has_looks = any(not units for _, _, _, _, units in parts)
+        self.has_looks = any(not units and role != "look" for _, _, role, _, units in parts)
         # The places of the steps that are decided here. A step that only asks for the instant is
         # not sent, so it must not be taken for the last one of its key, which writes.
         self.here = [place for place in sent if parts[place][0] is None]

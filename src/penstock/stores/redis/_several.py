@@ -14,11 +14,12 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
+from ...core._decision import Booking
 from ...core._errors import PenstockError, StoreUnavailableError
-from ...core._steps import Step, decide_all, looked_at, reversal
-from ...core._transform import READING, Transform, checking, trying
+from ...core._steps import Step, as_they_stand, decide_all, looked_at, reversal
+from ...core._transform import READING, Transform, checking, looking, trying
 from .. import record
 from .._sheet import ConnectionFailedError
 from ._plans import Plan, RecordSwap, plan_of
@@ -46,7 +47,7 @@ def _slot_by_slot(
     router: RedisRouter, steps: Sequence[Step], groups: Sequence[Sequence[int]], now: int
 ) -> RedisFlow:
     results: list[Any] = [None] * len(steps)
-    charged: list[tuple[Step, Any, int]] = []
+    charged: list[list[_PassedStep]] = []
     admitted, at = True, now
     try:
         for group in sorted(groups, key=lambda group: all(steps[place].shadow for place in group)):
@@ -60,16 +61,16 @@ def _slot_by_slot(
             for place, step, answer in zip(group, slot, answers, strict=True):
                 results[place] = answer
                 if step.transform.admits(answer):
-                    passed.append((step, answer, at))
+                    passed.append(_PassedStep(place, step, answer, at))
                 elif not step.shadow:
                     admitted = False
             if admitted:
-                charged += passed
+                charged.append(passed)
             else:
-                yield from _give_back(router, charged, now)
+                yield from _give_back(router, charged, now, results)
     except Exception:
         with suppress(PenstockError):
-            yield from _give_back(router, charged, now)
+            yield from _give_back(router, charged, now, results)
         raise
     return results
 
@@ -109,12 +110,34 @@ def _tried(step: Step) -> Step | None:
     return step._replace(transform=trying(checking(transform.strategy)))
 
 
-def _give_back(router: RedisRouter, charged: list[tuple[Step, Any, int]], now: int) -> RedisFlow:
+class _PassedStep(NamedTuple):
+    """A step that was admitted in an earlier slot."""
+
+    place: int
+    step: Step
+    answer: Any
+    at: int
+
+
+def _give_back(
+    router: RedisRouter, charged: list[list[_PassedStep]], now: int, results: list[Any]
+) -> RedisFlow:
+    """Refund the steps of earlier slots, the last slot first, with one call for each. The figures
+    that are left go into the results."""
     while charged:
-        step, answer, at = charged.pop()
-        refund = reversal(step, answer, at)
-        if refund is not None and refund.cost:
-            yield from _group(router, [refund], now, others=True)
+        refunds, looks, places = [], [], []
+        for place, step, answer, at in reversed(charged.pop()):
+            refund, transform = reversal(step, answer, at), step.transform
+            if refund is not None and refund.cost:
+                refunds.append(refund)
+                if transform.stands is not None and transform.strategy is not None:
+                    looks.append(Step(step.key, looking(transform.strategy), 0))
+                    places.append(place)
+        if refunds:
+            answers, _ = yield from _group(router, [*refunds, *looks], now, others=True)
+            for place, left in zip(places, answers[len(refunds) :], strict=True):
+                booked = type(results[place]) is Booking
+                results[place] = Booking(left, 0) if booked else left
 
 
 def _in_one_slot(
@@ -190,7 +213,8 @@ class _DecidedHere:
                 raise malformed(reply)
             # The instant alone says that a record has changed.
             if len(reply) != 1:
-                return self._plan.answers(self._steps, reply, decided), at
+                answers = self._plan.answers(self._steps, reply, decided)
+                return self._as_they_stand(answers, records, at), at
             try:
                 yield Delay(random.uniform(0, min(2.0**race, _LONGEST_PAUSE_MS)))
             except ConnectionFailedError:
@@ -208,6 +232,23 @@ class _DecidedHere:
             keys[0], [*commands, TIME], consuming=False, keys=self._keys, others=self._others
         )
         return dict(zip(keys, map(text_or_none, raws), strict=True)), ms_of(time)
+
+    def _as_they_stand(self, answers: list[Any], records: dict[str, Any], now: int) -> list[Any]:
+        """The answers, with those of the steps that were decided here as a denied request gets
+        them."""
+        pairs = zip(self._steps, answers, strict=True)
+        if all(step.shadow or step.transform.admits(answer) for step, answer in pairs):
+            return answers
+        here = self._plan.here
+        stand = as_they_stand(
+            [self._steps[place] for place in here],
+            [answers[place] for place in here],
+            lambda key, transform: record.restore(records[key], key, transform, now),
+            lambda _key: now,
+        )
+        for place, answer in zip(here, stand, strict=True):
+            answers[place] = answer
+        return answers
 
     def _decide(
         self, records: dict[str, Any], now: int
