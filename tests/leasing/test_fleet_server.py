@@ -246,6 +246,8 @@ def test_every_name_and_number_is_the_contracts() -> None:
             "safe_capacity": 4,
             "retry_after_ms": 5,
             "limit": 6,
+            # Added here, behind the tags that the published contract may still use.
+            "degraded": 16,
         },
         "ReserveResponse": {"lease": 1},
     }

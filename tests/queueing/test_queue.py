@@ -142,7 +142,7 @@ def test_tasks_whose_loop_was_closed_are_passed_over() -> None:
     async def stand() -> None:
         woken = Event()
         held.append(woken)
-        queue.join(TaskWaiter(woken))
+        queue.join(TaskWaiter(woken, asyncio.get_running_loop()))
         await asyncio.sleep(60)
 
     async def begin() -> asyncio.Task[None]:
@@ -171,7 +171,7 @@ def test_a_queue_does_not_keep_a_task_alive() -> None:
     loop = asyncio.new_event_loop()
 
     async def stand() -> None:
-        place = TaskPlace.of_task(queues, "k")
+        place = TaskPlace.of_task(queues, "k", asyncio.get_running_loop())
         assert place is not None
         async with place:
             pass
@@ -274,7 +274,7 @@ def test_threads_and_tasks_on_many_keys_exclude_each_other_per_key() -> None:
     async def in_tasks(number: int) -> None:
         for turn in range(100):
             key = "abc"[(number + turn) % 3]
-            place = TaskPlace.of_task(queues, key)
+            place = TaskPlace.of_task(queues, key, asyncio.get_running_loop())
             assert place is not None
             async with place:
                 use(key)

@@ -38,9 +38,9 @@ class TaskWaiter(Waiter):
 
     __slots__ = ("_generation", "_look_s", "_task", "_woken", "loop")
 
-    def __init__(self, woken: Event) -> None:
+    def __init__(self, woken: Event, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
-        self.loop = asyncio.get_running_loop()
+        self.loop = loop
         self._woken = weakref.ref(woken)
         self._generation = fork._generation
         self._look_s = FIRST_LOOK_S
@@ -118,11 +118,15 @@ class TaskPlace(Place[Q]):
 
     @classmethod
     def of_task(
-        cls, queues: Queues[Q], key: str, admit: Callable[[Q], Any] | None = None
+        cls,
+        queues: Queues[Q],
+        key: str,
+        loop: asyncio.AbstractEventLoop,
+        admit: Callable[[Q], Any] | None = None,
     ) -> TaskPlace[Q] | None:
         """A place, if the queue admits it."""
         woken = Event()
-        waiter = TaskWaiter(woken)
+        waiter = TaskWaiter(woken, loop)
         queue = queues.join(key, waiter, admit)
         return None if queue is None else cls(queues, key, queue, waiter, woken)
 
@@ -163,9 +167,9 @@ class Reply(Waiter):
 
     __slots__ = ("_call", "_future", "_look_s", "_server", "_timer", "crowd")
 
-    def __init__(self, call: QueuedCall, server: _Server) -> None:
+    def __init__(self, call: QueuedCall, server: _Server, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
-        self.crowd = asyncio.get_running_loop()
+        self.crowd = loop
         self._call = call
         self._server = server
         self._future: asyncio.Future[None] = self.crowd.create_future()
@@ -274,7 +278,7 @@ class Pump(Generic[C]):
 
     def submit(self, call: C) -> Reply:
         """Wait to be served; `look` and the reply's `wait` have to follow."""
-        reply = Reply(call, self)
+        reply = Reply(call, self, asyncio.get_running_loop())
         self._pending.append(call)
         return reply
 

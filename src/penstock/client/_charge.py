@@ -22,6 +22,7 @@ from .._queueing.fork import ForkAware, watch_forks
 from ..core._charges import MARGIN, Settling
 from ..core._decision import Decision
 from ..core._errors import PenstockError
+from ..core._loops import running_loop
 from ..core._renewing import DueTask, DueThread
 from ..core._validation import reject, require_int, shown
 from ..core._verdict import Verdict
@@ -385,7 +386,7 @@ class LoopRenewer:
         self._task.changed()
 
     async def _begin(self, work: _Work) -> None:
-        call = asyncio.get_running_loop().create_task(self._do(work), name=_NAME)
+        call = running_loop().create_task(self._do(work), name=_NAME)
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
 

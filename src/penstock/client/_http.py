@@ -29,6 +29,7 @@ from weakref import WeakKeyDictionary
 
 from .._queueing.fork import ForkAware, watch_forks
 from ..core._errors import require_module
+from ..core._loops import running_loop
 from ._transport import SPENDING, Answer, no_answer, refusal
 
 __all__ = ["HttpTransport"]
@@ -140,7 +141,7 @@ class HttpTransport(ForkAware):
     async def aclose(self) -> None:
         """Close the connections of sync calls and of the running event loop."""
         self.close()
-        client = self._clients.pop(asyncio.get_running_loop(), None)
+        client = self._clients.pop(running_loop(), None)
         if client is not None:
             await client.aclose()
 
@@ -207,7 +208,7 @@ class HttpTransport(ForkAware):
         return fields
 
     def _client(self) -> Any:
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         client = self._clients.get(loop)
         if client is None:
             httpx = self._httpx = require_module("asking a service over HTTP", "httpx", "client")

@@ -6,7 +6,6 @@ if there is none. `_ask` and `_aask` carry it out, so the sync and the async cal
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, get_args, overload
@@ -16,6 +15,7 @@ from ..core._claims import Closing
 from ..core._clock import Clock, SystemClock, require_clock
 from ..core._decision import Decision, DegradedDecision, Forecast
 from ..core._errors import OverloadedError, StoreUnavailableError, UnsupportedError
+from ..core._loops import running_loop
 from ..core._reserving import require_until, require_wait
 from ..core._validation import (
     reject,
@@ -508,14 +508,14 @@ class ServiceLimiter(Closing):
         return ServiceCall("heartbeat", {"lease_ids": lease_ids}, renewed)
 
     def _abeats(self) -> LoopBeats:
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         beats = self._loop_beats.get(loop)
         if beats is None:
             beats = self._loop_beats[loop] = LoopBeats(self, self._heartbeat_s)
         return beats
 
     def _loop_renewer(self) -> LoopRenewer:
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         renewer = self._loop_renewers.get(loop)
         if renewer is None:
             renewer = self._loop_renewers[loop] = LoopRenewer()

@@ -539,11 +539,13 @@ def is_cancellation(error: BaseException) -> bool:
 async def give_up(store: Store, now: Callable[[], int], steps: Sequence[Step]) -> None:
     """Apply the steps of a caller that leaves, if the store is there. A task of its own does it, in
     case the caller is cancelled once more."""
-    from asyncio import get_running_loop, shield
+    from asyncio import shield
+
+    from ._loops import running_loop
 
     async def leave() -> None:
         with suppress(PenstockError):
             await store.aapply_all(steps, now())
 
     if steps:
-        await shield(get_running_loop().create_task(leave()))
+        await shield(running_loop().create_task(leave()))

@@ -252,18 +252,18 @@ class DueTask(Generic[Item]):
     def changed(self) -> None:
         import asyncio
 
+        from ._loops import running_loop
+
         if (self._task is None or self._task.done()) and self._schedule.wait_s() is not None:
             self._more = asyncio.Event()
-            self._task = asyncio.get_running_loop().create_task(
-                self._run(self._more), name=self._name
-            )
+            self._task = running_loop().create_task(self._run(self._more), name=self._name)
         if self._more is not None:
             self._more.set()
 
     async def _run(self, more: asyncio.Event) -> None:
-        import asyncio
+        from ._loops import running_loop
 
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         try:
             while (wait := self._schedule.wait_s()) is not None:
                 # Not `wait_for`: before Python 3.12 it ignores a cancellation that comes together
@@ -342,9 +342,9 @@ class _Task:
         self._task.changed()
 
     async def _begin(self, work: Work) -> None:
-        import asyncio
+        from ._loops import running_loop
 
-        call = asyncio.get_running_loop().create_task(self._do(work), name=_NAME)
+        call = running_loop().create_task(self._do(work), name=_NAME)
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
 
@@ -385,9 +385,9 @@ def keep(charge: Charge, on_lost: OnLost | None) -> None:
 
 def keep_on_loop(charge: Charge, on_lost: OnLost | None) -> None:
     """Renew it by a task of the running event loop."""
-    import asyncio
+    from ._loops import running_loop
 
-    _tasks.setdefault(asyncio.get_running_loop(), _Task()).keep(charge, on_lost)
+    _tasks.setdefault(running_loop(), _Task()).keep(charge, on_lost)
 
 
 def hold(charge: Settling) -> None:

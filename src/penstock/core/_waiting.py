@@ -336,10 +336,11 @@ async def aacquire(
         answer = None
     # Here, so that `import penstock` does not load asyncio.
     from .._queueing.tasks import Event, TaskWaiter
+    from ._loops import running_loop
 
     # Referenced here: the waiter refers to it weakly, so that a queue does not keep a task alive.
     woken = Event()
-    waiter = TaskWaiter(woken)
+    waiter = TaskWaiter(woken, running_loop())
     watch: Watch | None = None
 
     async def obey(step: Step) -> Any:

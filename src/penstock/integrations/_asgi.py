@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
 from ..core._durations import wait_in_words
+from ..core._loops import running_loop
 from ..core._verdict import Verdict
 from ._ruling import PROBLEM_JSON, Answered, Line, Ruling, lines_of
 from ._who import NO_ROUTE
@@ -229,7 +230,7 @@ async def settle_all(rulings: list[Ruling], answered: Any) -> None:
     """Settle open charges, even in a task that is being cancelled."""
     for ruling in rulings:
         if ruling.held:
-            await asyncio.shield(asyncio.ensure_future(ruling.asettle(answered)))
+            await asyncio.shield(running_loop().create_task(ruling.asettle(answered)))
 
 
 async def settle_without_slots(rulings: Iterable[Ruling], answered: Any) -> None:

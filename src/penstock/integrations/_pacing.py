@@ -429,10 +429,11 @@ def sleep(clock: Clock, ms: int) -> None:
 async def asleep(clock: Clock, ms: int) -> None:
     """The awaitable twin of `sleep`."""
     from .._queueing.tasks import Event, TaskWaiter
+    from ..core._loops import running_loop
 
     until = clock.now() + ms
     woken = Event()
-    waiter = TaskWaiter(woken)
+    waiter = TaskWaiter(woken, running_loop())
     watch = Watch(clock, waiter.wake)
     try:
         while (left := until - clock.now()) > 0:

@@ -23,6 +23,7 @@ from .._queueing.tasks import TaskPlace
 from ..accel._gates import spending
 from ..core._decision import Decision
 from ..core._errors import StoreUnavailableError
+from ..core._loops import running_loop
 from ..core._transform import Grant
 from ..core._validation import MAX_SAFE, require_key
 from ._near import LeaseRequest, NearTier
@@ -130,7 +131,7 @@ class Refilling(ForkAware):
         denied = near.recall(key, cost, now)
         if denied is not None:
             return denied
-        place = TaskPlace.of_task(near.queues, key)
+        place = TaskPlace.of_task(near.queues, key, running_loop())
         assert place is not None
         await place.enter()
         lease: asyncio.Task[Decision] | None = None
@@ -171,7 +172,7 @@ class Refilling(ForkAware):
     def _alow(self, key: str, left: int, now: int | None) -> None:
         """As `_low`, in a task."""
         if self._worth_a_lease(key, left, now):
-            self._ahead[key] = asyncio.get_running_loop()
+            self._ahead[key] = running_loop()
             task = self._spawn(self._arun_ahead(key))
             task.add_done_callback(lambda _: self._ahead.pop(key, None))
 
@@ -201,7 +202,7 @@ class Refilling(ForkAware):
 
     async def _arun_ahead(self, key: str) -> None:
         try:
-            place = TaskPlace.of_task(self._near.queues, key, _is_empty)
+            place = TaskPlace.of_task(self._near.queues, key, running_loop(), _is_empty)
             if place is not None:
                 async with place:
                     request = self._near.ask_ahead(key, self._low_water)
@@ -211,7 +212,7 @@ class Refilling(ForkAware):
             self._near.rest()
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         tasks = self._tasks.get(loop)
         if tasks is None:
             for other in [each for each in list(self._tasks) if each.is_closed()]:
@@ -228,7 +229,7 @@ class Refilling(ForkAware):
 
     async def _afinish(self) -> None:
         """Wait for leases of this event loop and of threads."""
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         await asyncio.gather(*self._tasks.pop(loop, ()), return_exceptions=True)
         if self._background.is_running:
             await loop.run_in_executor(None, self._finish)

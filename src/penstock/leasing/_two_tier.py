@@ -34,6 +34,7 @@ from ..core._decision import Decision, Forecast
 from ..core._errors import StoreUnavailableError
 from ..core._flow import Flow, adrive, drive
 from ..core._limiter import Limiter, require_strategy
+from ..core._loops import running_loop
 from ..core._reserving import areserved, require_until, reserved
 from ..core._steps import Step
 from ..core._store import MadeBy, Store, require_store
@@ -367,6 +368,8 @@ class TwoTierLimiter(Refilling, Limiter):
     async def acheck_each(self, keys: Iterable[str], cost: int = 1) -> list[Decision | Exception]:
         """As `acheck_many`, but if a key fails, its exception takes the place of its decision, and
         the decisions on the other keys are returned."""
+        # Before a credit is spent: without a loop the call fails as a whole.
+        running_loop()
         named, now = _valid(keys, cost), self._near.now()
         local = self._near.spend_many(named, cost, now)
         found: list[Decision | Exception] = [*local]
@@ -462,7 +465,7 @@ class TwoTierLimiter(Refilling, Limiter):
             super().reset(key)
 
     async def areset(self, key: str) -> None:
-        place = TaskPlace.of_task(self._near.queues, require_key(key))
+        place = TaskPlace.of_task(self._near.queues, require_key(key), running_loop())
         assert place is not None
         async with place:
             await super().areset(key)
@@ -480,7 +483,7 @@ class TwoTierLimiter(Refilling, Limiter):
         """The awaitable twin of `pause`."""
         require_until(until_ms)
         self._near.forget(require_key(key))
-        place = TaskPlace.of_task(self._near.queues, key)
+        place = TaskPlace.of_task(self._near.queues, key, running_loop())
         assert place is not None
         async with place:
             await super().apause(key, until_ms)

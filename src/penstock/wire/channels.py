@@ -5,7 +5,6 @@ Errors of grpcio are translated here.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
@@ -22,6 +21,7 @@ from ..core._errors import (
     StoreUnavailableError,
     UnsupportedError,
 )
+from ..core._loops import running_loop
 
 __all__ = ["Channels", "call_error", "decoded"]
 
@@ -104,7 +104,7 @@ class Channels(ForkAware, Generic[S, T]):
 
     def astubs(self) -> T:
         """For the running event loop."""
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         opened = self._aopened.get(loop)
         if opened is None:
             if self._credentials is None:
@@ -124,7 +124,7 @@ class Channels(ForkAware, Generic[S, T]):
     async def aclose(self) -> None:
         """Close that, and the channel of the running event loop."""
         self.close()
-        opened = self._aopened.pop(asyncio.get_running_loop(), None)
+        opened = self._aopened.pop(running_loop(), None)
         if opened is not None:
             await opened[0].close(None)
 

@@ -28,6 +28,7 @@ from ..._queueing import Batch, CallQueue, Queues, ThreadWaiter, Waiter
 from ..._queueing.tasks import Event, TaskWaiter
 from ...core._errors import PenstockError
 from ...core._flow import Flow, adrive, drive
+from ...core._loops import running_loop
 from .._sheet import Call, ConnectionFailedError, telling_of_others
 from ._compare_and_swap import settle
 from ._memory import RaceMemory
@@ -266,10 +267,11 @@ class AsyncCaller(_Caller):
     async def run(self, calls: Mapping[str, Call]) -> dict[str, Iterator[Any]]:
         self._woken = woken = Event()
         self._leading: dict[asyncio.Task[None], list[_Lead]] = {}
-        sleeper = TaskWaiter(woken)
+        self._loop = loop = running_loop()
+        sleeper = TaskWaiter(woken, loop)
         try:
             # One for each key: a lead belongs to its task.
-            self._enter(calls, iter(lambda: TaskWaiter(woken), None))
+            self._enter(calls, iter(lambda: TaskWaiter(woken, loop), None))
             while not self._is_answered():
                 if leads := self._leads():
                     self._start(leads)
@@ -283,7 +285,7 @@ class AsyncCaller(_Caller):
         return self._answers()
 
     def _start(self, leads: list[_Lead]) -> None:
-        task = asyncio.get_running_loop().create_task(self._settle(leads))
+        task = self._loop.create_task(self._settle(leads))
         for lead in leads:
             waiter = lead.entry.waiter
             assert isinstance(waiter, TaskWaiter)

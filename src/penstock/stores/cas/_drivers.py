@@ -22,6 +22,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from ..._queueing import Mutex
+from ...core._loops import running_loop
 from .._sheet import ConnectionFailedError
 
 __all__ = ["PerLoop", "Workers"]
@@ -138,7 +139,7 @@ class PerLoop:
         self._made: dict[asyncio.AbstractEventLoop, asyncio.Task[Any]] = {}
 
     async def get(self) -> Any:
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         task = self._made.get(loop)
         if task is None or (task.done() and (task.cancelled() or task.exception())):
             for other in [other for other in self._made if other.is_closed()]:
@@ -151,7 +152,7 @@ class PerLoop:
 
     async def aclose(self) -> None:
         """Close the client of the running loop. Those of other loops are theirs to close."""
-        task = self._made.pop(asyncio.get_running_loop(), None)
+        task = self._made.pop(running_loop(), None)
         if task is None:
             return
         await asyncio.wait([task])

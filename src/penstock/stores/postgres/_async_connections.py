@@ -19,6 +19,7 @@ from importlib import import_module
 from typing import Any, Generic, Protocol, TypeVar
 
 from ...core._flow import adrive
+from ...core._loops import running_loop
 from .._sheet import ConnectionFailedError
 from ._connections import PostgresTarget, SetUp, connect_in_thread
 from ._libpq import READ, WRITE, LibpqConnection
@@ -188,7 +189,7 @@ class AsyncConnection:
     def unwatch(self) -> None:
         """Before the socket is closed: a loop that still watched it, after an interrupt, would not
         notice a new one of the same number."""
-        socket, loop = self.connection.socket, asyncio.get_running_loop()
+        socket, loop = self.connection.socket, running_loop()
         if socket >= 0:
             loop.remove_reader(socket)
             loop.remove_writer(socket)
@@ -203,7 +204,7 @@ class AsyncConnection:
 
 async def _ready(socket: int, what: int, deadline: float) -> int:
     """As `wait` of `_libpq.py`, on the loop."""
-    loop = asyncio.get_running_loop()
+    loop = running_loop()
     ready: asyncio.Future[int] = loop.create_future()
 
     def tell(event: int) -> None:
@@ -229,7 +230,7 @@ class AsyncOwnConnection(_OwnConnection[AsyncConnection]):
     """Of psycopg."""
 
     async def _open(self, deadline: float) -> AsyncConnection:
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         future: asyncio.Future[LibpqConnection] = loop.create_future()
 
         def settle(outcome: LibpqConnection | BaseException) -> None:

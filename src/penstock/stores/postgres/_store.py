@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import weakref
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from typing import Any, TypeVar
 from ..._queueing.fork import ForkAware, watch_forks
 from ...core._clock import SystemClock
 from ...core._errors import ConfigInvalidError, UnsupportedError, missing
+from ...core._loops import running_loop
 from ...core._steps import Step, looked_at
 from ...core._store import Store, from_its_url
 from ...core._transform import Transform
@@ -195,7 +195,7 @@ class PostgresStore(Store, ForkAware):
     async def aclose(self) -> None:
         if self._sync is not None:
             self._sync.close()
-        commits = self._async.pop(asyncio.get_running_loop(), None)
+        commits = self._async.pop(running_loop(), None)
         if commits is not None:
             await commits.aclose()
 
@@ -237,7 +237,7 @@ class PostgresStore(Store, ForkAware):
         return self._sync
 
     def _for_tasks(self) -> AsyncCommits:
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         commits = self._async.get(loop)
         if commits is None:
             if self._make_async is None:

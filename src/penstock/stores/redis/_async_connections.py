@@ -13,6 +13,7 @@ from typing import Any
 
 from ..._queueing.fork import keep_inherited
 from ...core._flow import adrive
+from ...core._loops import running_loop
 from ...core._store import Told
 from .._sheet import ConnectionFailedError
 from ._factory import ConnectionFactory
@@ -245,7 +246,7 @@ class AsyncConnections:
         return self._pool().ready(where)
 
     def _pool(self) -> _LoopPool:
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         pool = self._latest
         if pool is None or pool.loop is not loop:
             pool = self._latest = self._pool_of(loop)
@@ -268,7 +269,7 @@ class AsyncConnections:
     async def aclose(self) -> None:
         """Close the connections of this loop. Other loops may be in the middle of a call."""
         with self._lock:
-            pool = self._pools.pop(asyncio.get_running_loop(), None)
+            pool = self._pools.pop(running_loop(), None)
             self._latest = None
         if pool is not None:
             pool.close()
@@ -374,7 +375,7 @@ class _AsyncCall:
         return self.pinned
 
     async def _pause(self, seconds: float) -> None:
-        if seconds >= self._deadline - asyncio.get_running_loop().time():
+        if seconds >= self._deadline - running_loop().time():
             raise ConnectionFailedError("out of time", may_have_run=False)
         await asyncio.sleep(seconds)
 

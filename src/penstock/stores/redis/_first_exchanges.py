@@ -6,13 +6,13 @@ one exchange on an open connection, and for that a flow would be half of the cos
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 from ...core import native
 from ...core._clock import FOREIGN_CLOCKS
 from ...core._decision import Decision
+from ...core._loops import running_loop
 from ...core._steps import Step
 from ...core._store import Told
 from ...core._transform import Transform
@@ -137,4 +137,4 @@ class FirstExchanges:
 
     def failed(self, error: Exception) -> None:
         context = {"message": "a call could not be answered", "exception": error}
-        asyncio.get_running_loop().call_exception_handler(context)
+        running_loop().call_exception_handler(context)

@@ -24,6 +24,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from ...core import native
+from ...core._loops import running_loop
 from .._sheet import ConnectionFailedError
 from ._requests import Address, Answer, Exchange, Pulse, late_reply, lost_reply, never_sent
 from ._sync_connections import UNREADABLE, new_reader, pack, poller
@@ -75,7 +76,7 @@ class MultiplexedConnection(asyncio.Protocol):
         self.address = address
         self._pulse = pulse
         self.takes_requests: bool = True
-        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        self.loop: asyncio.AbstractEventLoop = running_loop()
         # The writer is kept: it closes its transport when it is collected.
         self._writer = connection._writer
         connection._reader = connection._writer = None

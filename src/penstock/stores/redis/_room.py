@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
+from ...core._loops import running_loop
 from ...core._steps import Step
 from ...core._transform import READING, Transform
 from ...core._validation import MAX_PARTS
@@ -59,7 +60,7 @@ class AsyncRoom:
         if not self._waiting and self._fits(weight):
             self._taken += weight
             return True
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         turn: asyncio.Future[None] = loop.create_future()
         entry = weight, turn
         self._waiting.append(entry)

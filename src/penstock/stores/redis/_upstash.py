@@ -18,6 +18,7 @@ from typing import Any
 from ...core._clock import SystemClock
 from ...core._errors import UnsupportedError
 from ...core._flow import adrive, drive
+from ...core._loops import running_loop
 from ...core._validation import reject
 from .._sheet import ConnectionFailedError
 from ..cas._drivers import Workers
@@ -95,6 +96,7 @@ class _SyncRest(_Rest):
 
 class _AsyncRest(_Rest):
     async def run(self, flow: RedisFlow) -> Any:
+        running_loop()
         return await adrive(flow, _AsyncRestCall(self._client, self._deadline()).serve)
 
 

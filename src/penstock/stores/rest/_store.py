@@ -32,7 +32,6 @@ and versions, and no rate limiting; so it needs no new release when a strategy i
 
 from __future__ import annotations
 
-import asyncio
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, ClassVar
@@ -41,6 +40,7 @@ from weakref import WeakKeyDictionary
 
 from ..._queueing import Batch, LateError, QueuedCall
 from ..._queueing.tasks import Pump, Reply
+from ...core._loops import running_loop
 from ...core._store import from_its_url
 from ...core._validation import reject
 from ..cas import (
@@ -172,7 +172,7 @@ class RestStore(CasStore):
         return self._heard(requests, self._client.send(self._calls(requests), deadline))
 
     async def aserve(self, requests: Sequence[AnyRequest], deadline: float) -> list[Any]:
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         batcher = self._batchers.get(loop)
         if batcher is None:
             batcher = RequestBatcher(self._asend, self.most_calls, self.most_requests)

@@ -6,7 +6,6 @@ that an event loop never touches a file.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import time
@@ -21,6 +20,7 @@ from ..._queueing import Batch, GroupCommit, LateError, ThreadWaiter, Waiter
 from ..._queueing.fork import Background, ForkAware, watch_forks
 from ...core._clock import SystemClock
 from ...core._errors import PenstockError
+from ...core._loops import running_loop
 from ...core._steps import Step, looked_at
 from ...core._store import Store, from_its_url
 from ...core._transform import READING, Transform
@@ -144,7 +144,7 @@ class SqliteStore(Store, ForkAware):
 
     async def ainit(self) -> None:
         """The awaitable twin of `init`."""
-        await asyncio.get_running_loop().run_in_executor(None, self.init)
+        await running_loop().run_in_executor(None, self.init)
 
     def apply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
         result: R = self._run(Call(((key, transform, cost, False),), now, self._deadline()))[0]
@@ -194,7 +194,7 @@ class SqliteStore(Store, ForkAware):
 
     async def asweep(self, now: int | None = None) -> int:
         """The awaitable twin of `sweep`."""
-        return await asyncio.get_running_loop().run_in_executor(None, self.sweep, now)
+        return await running_loop().run_in_executor(None, self.sweep, now)
 
     def close(self) -> None:
         """Close the file. A later call opens it again."""
@@ -202,7 +202,7 @@ class SqliteStore(Store, ForkAware):
         self._in_turn(lambda _deadline: self._database.close())
 
     async def aclose(self) -> None:
-        await asyncio.get_running_loop().run_in_executor(None, self.close)
+        await running_loop().run_in_executor(None, self.close)
 
     def __repr__(self) -> str:
         return f"SqliteStore({self.path!r}, synchronous={self.synchronous!r})"
@@ -223,7 +223,7 @@ class SqliteStore(Store, ForkAware):
     async def _arun(self, call: Call) -> list[Any]:
         from ..._queueing.tasks import Reply
 
-        reply = Reply(call, self._worker)
+        reply = Reply(call, self._worker, running_loop())
         self._commit.submit(call)
         self._worker.wake()
         try:
