@@ -42,6 +42,9 @@ def shadows_change_nothing(scenario: Scenario, events: Transcript) -> None:
         if (event.answer.charge is None) != (other.answer.charge is None):
             # A charge of shadows alone: from here on, charges have other numbers.
             return
+        if other.answer.error:
+            # Without its shadows, the request has no limit that can be booked.
+            return
         if scenario.kind in ("service", "http") and event.answer.done != other.answer.done:
             # A service keeps a charge as long as the longest of its limits counts.
             return

@@ -22,7 +22,6 @@ from .laws import (
     errors_are_expected,
     fields_are_in_range,
     forecasts_agree,
-    open_at_reset,
     resets_forget,
 )
 from .reference import Broken
@@ -132,11 +131,10 @@ def fleets_are_bounded(scenario: Scenario, events: Transcript) -> None:
             taken = [each for each in story.taken if each.generation == generation and each.used]
             # A reset leaves the credits of other nodes.
             more = 0 if scenario.coupled and not story.generation else held
-            more += open_at_reset(story, generation)
             if isinstance(figures, (f.FixedWindow, f.CalendarQuota)):
                 _windows(figures, taken, more)
             else:
-                _spans(figures, taken, held + open_at_reset(story, generation))
+                _spans(figures, taken, held)
 
 
 def _windows(figures: f.Figures, taken: list[Taken], more: int) -> None:

@@ -196,6 +196,9 @@ class Reference:
                 count(model, now, cost, event.call.wait_ms)
             key = key_of(limit, event.call)
             starts_at = now if answer.starts_at is None else answer.starts_at
+            if limit.shadow and model.figures.paced:
+                # It may have been booked, which `starts_at` does not tell.
+                starts_at = now + event.call.wait_ms
             parts.append(
                 Charged(
                     limit,
@@ -282,10 +285,7 @@ class Reference:
                     model.doubt(now + 4 * (model.figures.span_ms + part.figures.span_ms))
                 model.charge(now, -units)
                 count(model, now, 0)
-            elif units > 0:
-                if self.generations.get(name, 0) != part.generation:
-                    # Whether units that were used since come back is bounded, and not fixed.
-                    model.doubt(now + 4 * model.figures.span_ms + 10**6)
+            elif units > 0 and self.generations.get(name, 0) == part.generation:
                 if model.figures != part.figures or part.starts_at > part.at or now < part.at:
                     model.doubt(now + 4 * (model.figures.span_ms + part.figures.span_ms))
                 if model.figures.paced and any(self._books(name)):

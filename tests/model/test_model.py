@@ -20,11 +20,16 @@ IN_PROCESS = {
     "limiter": (300, 20_000),
     "changed": (200, 10_000),
     "two_tier": (200, 10_000),
+    "limits": (180, 10_000),
+    "service": (50, 3_000),
+    "http": (6, 500),
 }
 ELSEWHERE = {
     "limiter": (12, 1_000),
     "changed": (8, 600),
     "two_tier": (8, 400),
+    "limits": (8, 600),
+    "service": (4, 300),
 }
 
 
