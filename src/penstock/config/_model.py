@@ -53,7 +53,8 @@ class ConcurrencySpec:
 
 @dataclass(frozen=True)
 class TwoTierSpec:
-    """How a node spends a strategy: the fields are parameters of `two_tier`."""
+    """How a node spends a strategy: `mode`, `batch`, `low_water`, `window_coupled`,
+    `return_idle_after_ms` and `max_stale_ms` are the parameters of `two_tier`."""
 
     mode: Literal["strict", "cached-deny", "leased"] = "leased"
     batch: int = 100
