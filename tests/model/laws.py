@@ -116,8 +116,10 @@ def calls_agree(scenario: Scenario, events: Transcript) -> None:
                 continue
             if told.allowed != (shown.remaining >= cost):
                 raise Broken("calls agree", event, f"{limit.name}: {shown!r}, then {told!r}")
-            # A remembered denial of a sliding window has the wait that the store told first.
-            fresh = scenario.mode != "cached-deny" or not isinstance(figures, f.SlidingWindow)
+            # A remembered denial has the wait that the store told first: a sliding window would
+            # tell another one by now, and a bucket rounds.
+            kinds = (f.SlidingWindow, f.TokenBucket)
+            fresh = scenario.mode != "cached-deny" or not isinstance(figures, kinds)
             if cost == 1 and fresh and told.retry_after_ms != shown.retry_after_ms:
                 raise Broken("calls agree", event, f"{limit.name}: {shown!r}, then {told!r}")
             left = event.after.get(limit.name)

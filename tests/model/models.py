@@ -196,6 +196,9 @@ class TokenBucket(KeyModel):
 
     def refund(self, now: int, units: int, charged: Decision, charged_at: int) -> None:
         tokens, eff = self._level(now)
+        if eff > now and tokens < 1:
+            # A clock that went back sees a bucket that may be paused, and a refund never ends that.
+            self.doubt(eff + 2 * self.figures.span_ms)
         back = min(units, (charged.reset_at - now) * self.r)
         if back > 0 and tokens < self.capacity:
             self.state = min(self.capacity, tokens + back), eff

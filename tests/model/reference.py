@@ -65,6 +65,8 @@ class Reference:
     scenario: Scenario
     keys: dict[tuple[str, str], KeyModel] = field(default_factory=dict)
     generations: dict[tuple[str, str], int] = field(default_factory=dict)
+    reset_at: dict[tuple[str, str], int] = field(default_factory=dict)
+    """When each key was last reset."""
     charges: dict[int, Kept] = field(default_factory=dict)
     compared: int = 0
     """How many answers were compared field by field."""
@@ -288,6 +290,9 @@ class Reference:
             elif units > 0 and self.generations.get(name, 0) == part.generation:
                 if model.figures != part.figures or part.starts_at > part.at or now < part.at:
                     model.doubt(now + 4 * (model.figures.span_ms + part.figures.span_ms))
+                if part.at <= self.reset_at.get(name, 0):
+                    # A service does not tell a charge from before a reset by anything but instants.
+                    model.doubt(now + 4 * model.figures.span_ms)
                 if model.figures.paced and any(self._books(name)):
                     model.doubt(now + 4 * model.figures.span_ms + 10**6)
                 model.refund(now, units, part.decision, part.at)
@@ -341,6 +346,7 @@ class Reference:
             key = key_of(limit, event.call)
             self.generations[limit.name, key] = self.generations.get((limit.name, key), 0) + 1
             self.keys[limit.name, key] = model_of(model.figures)
+            self.reset_at[limit.name, key] = event.now
 
     def _named(self, event: Event) -> list[tuple[Limit, KeyModel]]:
         """The keys that a pause or a reset is about."""
