@@ -28,6 +28,7 @@ __all__ = [
     "fields_of",
     "for_all",
     "is_async",
+    "require_plain",
 ]
 
 KeyPart = str | Callable[..., Any]
@@ -178,6 +179,16 @@ def is_async(function: Any) -> bool:
 
     called = getattr(function, "__call__", None)  # noqa: B004 - an object may be async, too
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
+
+
+def require_plain(name: str, function: Any, of: str) -> None:
+    """Refuse an option that is neither None nor a plain function of its subject `of`."""
+    if function is None:
+        return
+    if not callable(function):
+        reject(f"{name} must be a function of {of}, not {shown(function)}")
+    if is_async(function):
+        reject(f"{name} must be a plain function of {of}: it is not awaited")
 
 
 def _keyed_names(limiter: Any) -> list[str] | None:

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from penstock import ConfigInvalidError, RateLimitExceededError
+from penstock import ConfigInvalidError, ManualClock, RateLimitExceededError
 from penstock.client import ServiceLimiter
 from tests.client.serving import TOKEN, TRANSPORTS, RunningService, still
+from tests.support.helpers import NOW
 
 
 @pytest.fixture(scope="module")
@@ -146,3 +147,24 @@ def test_a_service_that_is_gone_at_the_end_of_a_block_breaks_nothing(
     held.__exit__(None, None, None)
     slot.close()
     assert "could not be given back" in caplog.text
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_refusal_has_a_long_wait_in_days(transport: str) -> None:
+    policies = """
+version: 1
+limiters:
+  monthly:
+    concurrency: {minLimit: 9, maxLimit: 9}
+    strategy: fixedWindow
+    limit: 1
+    window: 30d
+"""
+    with (
+        RunningService(ManualClock(NOW), policies=policies) as service,
+        ServiceLimiter(service.url(transport), "monthly", token=TOKEN) as limiter,
+    ):
+        with limiter.admit("k"):
+            pass
+        with pytest.raises(RateLimitExceededError, match=r"retry after \d+ days$"):
+            limiter.admit("k").__enter__()

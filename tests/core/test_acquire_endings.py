@@ -13,6 +13,7 @@ from penstock import (
     ConfigInvalidError,
     Decision,
     Limiter,
+    Limits,
     ManualClock,
     QueueFullError,
     RateLimitExceededError,
@@ -315,3 +316,21 @@ def test_a_rate_limit_error_survives_pickling() -> None:
     error = RateLimitExceededError("too late", Decision(False, 1, 0, NOW, 5))
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.decision, again.code) == (str(error), error.decision, error.code)
+
+
+@pytest.mark.parametrize(
+    ("window_ms", "wait"), [(250, "250 ms"), (90_000, "90 s"), (30 * 86_400_000, "30 days")]
+)
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("several", [False, True], ids=["limiter", "limits"])
+def test_the_error_has_long_waits_in_words(
+    several: bool, is_async: bool, window_ms: int, wait: str
+) -> None:
+    window, clock = fixed_window(1, window_ms, "first"), ManualClock(NOW)
+    limiter: Any = Limits({"user": window}, clock=clock)
+    keys: Any = {"user": "k"}
+    if not several:
+        limiter, keys = rate_limit(window, clock=clock), "k"
+    assert limiter.check(keys).allowed
+    with pytest.raises(RateLimitExceededError, match=f"; retry after {wait}$"):
+        run(limiter.aacquire(keys, timeout=0)) if is_async else limiter.acquire(keys, timeout=0)

@@ -286,3 +286,5 @@ def test_long_waits_are_told_in_days() -> None:
     waits = {1: "1 s", 90_000: "90 s", 180_001: "4 minutes", 7_200_000: "2 hours"}
     waits |= {172_800_000: "2 days", 1_080_529_000: "13 days"}
     assert {ms: wait_in_words(ms) for ms in waits} == waits
+    assert wait_in_words(9_999, exact=True) == "9999 ms"
+    assert wait_in_words(10_000, exact=True) == "10 s"

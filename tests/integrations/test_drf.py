@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -14,7 +14,7 @@ from django.core.management import CommandError, call_command  # isort: skip
 from django.test import Client, override_settings  # isort: skip
 from django.urls import path  # isort: skip
 from rest_framework.decorators import api_view  # isort: skip
-from rest_framework.exceptions import NotFound  # isort: skip
+from rest_framework.exceptions import NotFound, Throttled  # isort: skip
 from rest_framework.response import Response  # isort: skip
 from rest_framework.test import APIRequestFactory  # isort: skip
 from rest_framework.views import APIView  # isort: skip
@@ -59,6 +59,16 @@ class Own(Base):
     throttle_classes = (Fast,)
 
 
+class Wordless(Base):
+    throttle_classes = (Fast,)
+
+    def throttled(self, request: Any, wait: Any) -> NoReturn:
+        raise Throttled
+
+    def get(self, request: Any) -> Response:
+        return Response({})
+
+
 class Unscoped(Base):
     throttle_classes = (ScopedThrottle,)
 
@@ -94,6 +104,7 @@ urlpatterns = [
     path("both/", Both.as_view()),
     path("uploads/", Uploads.as_view()),
     path("own/", Own.as_view()),
+    path("wordless/", Wordless.as_view()),
     path("unscoped/", Unscoped.as_view()),
     path("below/", below),
     path("above/", above),
@@ -120,6 +131,15 @@ def test_rates_come_from_the_settings_and_a_refusal_is_429() -> None:
     assert int(answers[2]["Retry-After"]) > 1
     assert "Expected available in" in answers[2].json()["detail"]
     assert [ask("/both/").status_code for _ in range(3)] == [200, 200, 429]
+
+
+def test_a_long_wait_is_in_words_and_its_header_in_seconds() -> None:
+    """A view with its own `throttled` keeps it."""
+    denied = [ask("/own/") for _ in range(2)][1]
+    assert denied.json() == {"detail": "Request was throttled. Expected available in 24 hours."}
+    assert 86_000 < int(denied["Retry-After"]) <= 86_400
+    answer = [ask("/wordless/") for _ in range(2)][1]
+    assert answer.json() == {"detail": "Request was throttled."}
 
 
 def test_all_throttles_of_a_view_are_one_decision() -> None:

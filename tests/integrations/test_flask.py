@@ -464,13 +464,18 @@ async def _later(_request: Any) -> str:
     return "k"
 
 
-def test_an_async_key_or_cost_is_refused_where_it_is_declared() -> None:
+def test_an_async_key_cost_or_exemption_is_refused_where_it_is_declared() -> None:
     """And not first by a request."""
     limits = RateLimits()
     for refused in (
         lambda: RateLimits(Flask("a"), "5/minute", key=_later),
         lambda: RateLimits(Flask("a"), Rule("5/minute", key=_later)),
         lambda: RateLimits(Flask("a"), Rule("5/minute", cost=_later)),
+        lambda: RateLimits(Flask("a"), "5/minute", exempt=_later),
+        lambda: RateLimits(Flask("a"), "5/minute", exempt=["/health", _later]),
+        lambda: RateLimits(Flask("a"), Rule("5/minute", exempt=_later)),
+        lambda: limits.limit("5/minute", exempt=_later),
+        lambda: limits.limit_blueprint(Blueprint("b", "b"), "5/minute", exempt=_later),
         lambda: limits.limit("5/minute", key=_later),
         lambda: limits.shared_limit("a", "5/minute", cost=_later),
     ):

@@ -65,7 +65,7 @@ def test_a_server_refuses_with_the_time_to_wait(server: str, kind: str) -> None:
             call(channel, kind)
     error: Any = caught.value
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert "in 60000 ms" in error.details()
+    assert "in 60 s" in error.details()
     assert dict(error.trailing_metadata())["grpc-retry-pushback-ms"] == "60000"
     info = RetryInfo()
     status = rpc_status.from_call(error)
@@ -294,6 +294,23 @@ def test_who_calls_is_told_as_to_a_web_app(server: str) -> None:
     ]
 
 
+@both_servers
+def test_a_long_wait_is_in_days(server: str) -> None:
+    make, serve = SERVERS[server]
+    limit = make(fixed_window(1, 30 * 86_400_000, anchor="first"), clock=ManualClock(NOW))
+    with serve(limit) as port, grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        assert call(channel, "unary_unary")
+        with pytest.raises(grpc.RpcError) as caught:
+            call(channel, "unary_unary")
+    error: Any = caught.value
+    assert "in 30 days" in error.details()
+    assert dict(error.trailing_metadata())["grpc-retry-pushback-ms"] == str(30 * 86_400_000)
+
+
+async def _later(_call: Any) -> Any:
+    return "k"
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -302,6 +319,10 @@ def test_who_calls_is_told_as_to_a_web_app(server: str) -> None:
         (lambda: LimitInterceptor("1/second", fail="maybe"), "fail must be"),
         (lambda: LimitInterceptor("1/second", key="peer"), "key must be"),
         (lambda: LimitInterceptor("1/second", cost=0), "cost must be"),
+        (lambda: LimitInterceptor("1/second", key=_later), "key must be a plain function"),
+        (lambda: LimitInterceptor("1/second", cost=_later), "cost must be a plain function"),
+        (lambda: LimitClientInterceptor("1/second", key=_later), "key must be a plain function"),
+        (lambda: aio_client_interceptors("1/second", key=_later), "key must be a plain function"),
         (lambda: LimitInterceptor("1/second", hash_keys="short"), "at least 16 bytes"),
         (lambda: AioLimitInterceptor("1/second", methods={"Place": "1/second"}), "is written as"),
         (lambda: AioLimitInterceptor("1/second", methods=["/a/b"]), "methods must map"),

@@ -314,6 +314,10 @@ def test_processes_wait_in_one_order_and_keep_the_limit_together() -> None:
     assert min(shares) > 0
 
 
+async def _later(_request: Any) -> Any:
+    return "k"
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -323,6 +327,7 @@ def test_processes_wait_in_one_order_and_keep_the_limit_together() -> None:
         (lambda: Outgoing("1/second", verify=False), "no option 'verify'; there are routes, key"),
         (lambda: Outgoing("1/second", timeout=-1), "timeout"),
         (lambda: Outgoing("1/second", key="host"), "key must be a function"),  # type: ignore
+        (lambda: Outgoing("1/second", key=_later), "key must be a plain function"),
         (lambda: Outgoing("1/second", honour=1), "honour must be"),  # type: ignore
         (lambda: Outgoing("1/second", routes=["a"]), "routes must map"),  # type: ignore
         (lambda: Outgoing("1/second", routes={"http://a/": "1/second"}), "a route is a host"),

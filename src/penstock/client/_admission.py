@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from .._queueing.fork import ForkAware, watch_forks
 from ..core._decision import Decision
+from ..core._durations import wait_in_words
 from ..core._errors import PenstockError, RateLimitExceededError
 from ..core._owned import Owned
 from ..core._renewing import DueTask, DueThread
@@ -127,7 +128,8 @@ class ServiceSlot(Owned):
         if not decision.allowed:
             axis = f" by its {self.binding_axis}" if self.binding_axis else ""
             raise RateLimitExceededError(
-                f"{self._key!r} was not admitted{axis}; retry after {decision.retry_after_ms} ms",
+                f"{self._key!r} was not admitted{axis}; retry after "
+                f"{wait_in_words(decision.retry_after_ms, exact=True)}",
                 decision,
             )
 

@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..core._decision import Decision
+from ..core._durations import wait_in_words
 from ..core._errors import RateLimitExceededError
 from ..core._owned import Owned
 from ..core._validation import reject, shown
@@ -162,7 +163,8 @@ class Slot(Owned):
         if grant.lease is None:
             raise RateLimitExceededError(
                 f"no slot is free: {grant.decision.limit} may be in flight; "
-                f"retry after {grant.decision.retry_after_ms} ms, or shed the request",
+                f"retry after {wait_in_words(grant.decision.retry_after_ms, exact=True)}, "
+                "or shed the request",
                 grant.decision,
             )
         self._lease, self._dropped = grant.lease, False

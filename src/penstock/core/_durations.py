@@ -94,6 +94,7 @@ def _near(unit: str) -> str:
 
 _SHOWN = ("ms", "second", "minute", "hour", "day", "week")
 _WHOLE = _SHOWN[:0:-1]
+_EXACT_MS = 10_000
 
 
 def _meant(text: str) -> str:
@@ -123,8 +124,11 @@ def span_in_words(span_ms: int) -> str:
     return f"{span_ms:,} ms"
 
 
-def wait_in_words(wait_ms: int) -> str:
-    """A wait for people, rounded up: 90 s, 45 minutes, 30 hours, 13 days."""
+def wait_in_words(wait_ms: int, *, exact: bool = False) -> str:
+    """A wait for people, rounded up: 90 s, 45 minutes, 30 hours, 13 days. With `exact`, for errors
+    in a program, waits below ten seconds are in milliseconds."""
+    if exact and wait_ms < _EXACT_MS:
+        return f"{wait_ms} ms"
     for unit, least in (("day", 2), ("hour", 2), ("minute", 3)):
         if wait_ms >= least * UNIT_MS[unit]:
             return f"{-(-wait_ms // UNIT_MS[unit]):,} {unit}s"

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .._queueing import Queue, Queues, ThreadWaiter, Waiter
 from ._clock import Clock, SystemClock
 from ._decision import Decision
+from ._durations import wait_in_words
 from ._errors import QueueFullError, RateLimitExceededError
 from ._flow import adrive, drive
 from ._validation import MAX_SAFE, MAX_SPAN_MS, reject
@@ -392,7 +393,7 @@ def _exceeded(key: str, timeout_ms: int | None, denial: Any) -> RateLimitExceede
     by = "" if verdict is None else f" by {', '.join(map(repr, verdict.violated))}"
     return RateLimitExceededError(
         f"{key!r} was not admitted{by} within {timeout_ms} ms; "
-        f"retry after {denial.retry_after_ms} ms",
+        f"retry after {wait_in_words(denial.retry_after_ms, exact=True)}",
         denial if isinstance(denial, Decision) else denial.decision,
         verdict,
     )

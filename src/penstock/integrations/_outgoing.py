@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypedDict
 from urllib.parse import urlsplit
 
+from .._arguments import require_plain
 from .._limits import Limit
 from ..core._clock import Clock
 from ..core._store import Store
@@ -90,8 +91,7 @@ class Outgoing:
         **options: Any,
     ) -> None:
         require_options(options, list(OutgoingOptions.__annotations__))
-        if key is not None and not callable(key):
-            reject(f"key must be a function of an OutgoingRequest, not {shown(key)}")
+        require_plain("key", key, "an OutgoingRequest")
         if limit is None and not routes:
             reject("there is nothing to limit: give a limit for every host, or routes")
         self._key = key

@@ -14,7 +14,7 @@ from fnmatch import translate
 from functools import partial
 from typing import Any, TypedDict
 
-from .._arguments import is_async
+from .._arguments import is_async, require_plain
 from .._limits import Limit
 from ..core._clock import Clock
 from ..core._errors import StoreUnavailableError
@@ -45,7 +45,6 @@ __all__ = [
     "is_plain",
     "optional",
     "path_of",
-    "require_outcome",
     "require_sync_functions",
     "slug",
     "value_of",
@@ -149,7 +148,7 @@ class Rule:
         self.paths: Callable[[str], Any] | None = None if paths is None else _matching(paths)
         self.exempt: Exemption | None = _exempting(exempt)
         self.per_route: bool = per_route
-        require_outcome(charge_when, "the response")
+        require_plain("charge_when", charge_when, "the response")
         self.charge_when: Callable[[Any], Any] | None = charge_when
         self.attributes: Callable[[Any], Any] | None = attributes
         if attributes is not None:
@@ -293,7 +292,9 @@ def require_sync_functions(*owners: Any) -> None:
     are declared."""
     for owner in owners:
         keys = owner.key.values() if isinstance(owner.key, Mapping) else [owner.key]
-        for function in (*keys, getattr(owner, "cost", None), getattr(owner, "attributes", None)):
+        exempt = () if owner.exempt is None else owner.exempt.functions
+        others = getattr(owner, "cost", None), getattr(owner, "attributes", None)
+        for function in (*keys, *exempt, *others):
             if callable(function) and is_async(function):
                 reject(f"{_NO_ASYNC}; {shown(function)} is async: make it a plain def")
 
@@ -319,16 +320,6 @@ def optional(limit: Any, shadow: bool) -> Limit:
     constant one, so that it can be skipped as well."""
     declared = limit if isinstance(limit, Limit) else Limit(limit)
     return Limit(declared.strategy, shadow=declared.shadow or shadow, optional=True)
-
-
-def require_outcome(charge_when: Any, of: str) -> None:
-    """Refuse a `charge_when` that is not a plain function."""
-    if charge_when is None:
-        return
-    if not callable(charge_when):
-        reject(f"charge_when must be a function of {of}, not {shown(charge_when)}")
-    if is_async(charge_when):
-        reject(f"charge_when must be a plain function of {of}: it is not awaited")
 
 
 def _require_key_function(key: Any) -> None:

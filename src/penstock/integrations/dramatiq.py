@@ -19,7 +19,7 @@ from functools import wraps as _wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import _limited
-from ..core import _errors, _validation
+from ..core import _durations, _errors, _validation
 from . import _tasks
 from ._tasks import TaskOptions
 
@@ -106,6 +106,7 @@ def _put_back(dramatiq: Any, message: Any, found: _tasks.PutBack) -> Exception:
     if found.tries:
         message.options[_TRIES] = found.tries
     error: Exception = dramatiq.errors.Retry(
-        f"waits for its limit for {found.delay_ms} ms", delay=found.delay_ms
+        f"waits for its limit for {_durations.wait_in_words(found.delay_ms, exact=True)}",
+        delay=found.delay_ms,
     )
     return error

@@ -13,8 +13,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
+from ..core._durations import wait_in_words
 from ..core._errors import require_module
 from ..core._validation import reject
 from ._deciding import RuleSet
@@ -33,6 +34,8 @@ from .django._limits import (  # noqa: E402
 __all__ = ["AnonThrottle", "LimitThrottle", "ScopedThrottle", "UserThrottle"]
 
 _DECIDED = "_penstock_throttles"
+# Shorter waits stay in seconds, in the words and the language of the framework.
+_LONG_S = 3_600
 
 
 class LimitThrottle:
@@ -72,6 +75,7 @@ class LimitThrottle:
         decision = ruling.verdict.limits.get(name)
         if decision is None or name not in ruling.verdict.violated:
             return True
+        _put_long_waits_in_words(view)
         self._wait = decision.retry_after_ms / 1000
         return False
 
@@ -173,6 +177,28 @@ class ScopedThrottle(UserThrottle):
         """The view's `throttle_scope`."""
         scope: str | None = getattr(view, "throttle_scope", None)
         return scope
+
+
+def _put_long_waits_in_words(view: Any) -> None:
+    """Replace the `throttled` of the framework on this view, which serves one request; a class of
+    views that has its own keeps it."""
+    # Here, because the framework imports this module while it makes this class.
+    from rest_framework.views import APIView
+
+    if type(view).throttled is APIView.throttled:
+        view.throttled = _throttled
+
+
+def _throttled(_request: Any, wait: float | None) -> NoReturn:
+    """As `throttled` of the framework, with long waits in words."""
+    from rest_framework.exceptions import ErrorDetail, Throttled
+
+    error = Throttled(wait)
+    if wait is not None and wait >= _LONG_S:
+        words = wait_in_words(int(wait * 1000))
+        text = f"{Throttled.default_detail} Expected available in {words}."
+        error.detail = ErrorDetail(text, Throttled.default_code)
+    raise error
 
 
 class _Throttled:

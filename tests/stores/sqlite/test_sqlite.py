@@ -264,7 +264,9 @@ def test_many_keys_are_one_transaction(path: Path) -> None:
 def test_a_sweep_drops_what_no_clock_can_need(path: Path) -> None:
     """Expired is not enough: a record outlasts its state by as much again, a minute at least."""
     store = SqliteStore(path)
-    short = rate_limit(fixed_window(5, 1_000, "first"), store=store, clock=ManualClock(NOW))
+    short = rate_limit(
+        fixed_window(5, 1_000, "first"), store=store, clock=ManualClock(NOW), prefix="short"
+    )
     window = fixed_window(5, 100_000, "first")
     long = rate_limit(window, store=store, clock=ManualClock(NOW), prefix="long")
     for number in range(2_500):

@@ -8,11 +8,12 @@ from typing import Any
 
 import grpc
 
+from ..._arguments import require_plain
 from ..._limited import holds_slots
 from ...adapters._headers import retry_delay_ms
 from ...core._clock import Clock
 from ...core._store import Store
-from ...core._validation import reject, require_key, shown
+from ...core._validation import reject, require_key
 from .._pacing import EnteredCall, PacedCalls, Pacer
 from ._calls import GrpcCall, MethodLimits
 
@@ -36,8 +37,7 @@ class _ClientLimit:
         clock: Clock | None = None,
         max_waiters: int | None = None,
     ) -> None:
-        if key is not None and not callable(key):
-            reject(f"key must be a function of a GrpcCall, not {shown(key)}")
+        require_plain("key", key, "a GrpcCall")
         self._key = key
         self._calls = PacedCalls(
             timeout=timeout,

@@ -13,16 +13,17 @@ from typing import Any, NamedTuple
 
 import grpc
 
+from ..._arguments import require_plain
 from ..._limited import Target, for_all, holds_slots, is_async, is_limiter, limiter_of
 from ...adapters._headers import retry_trailers
 from ...core._charges import Settling
 from ...core._clock import Clock
+from ...core._durations import wait_in_words
 from ...core._errors import OverloadedError, StoreUnavailableError
 from ...core._renewing import ahold, hold
 from ...core._store import Store
 from ...core._validation import reject, require_choice, require_int, shown
 from ...stores._opening import open_for_limiter
-from .._rules import require_outcome
 from .._ruling import OutageLog, says_yes
 from .._who import AddressKey, HeaderKey, reading, require_secret, stored_by
 from ._calls import READER, GrpcCall, MethodLimits, by_peer
@@ -72,6 +73,8 @@ class _MethodLimiter:
 class _ServerLimit:
     """Shared by both kinds of servers: the limits, and the form of a refusal."""
 
+    _awaits = True
+
     def __init__(
         self,
         limit: Target | None,
@@ -93,7 +96,10 @@ class _ServerLimit:
                 "key must be a function of a GrpcCall, or by_address(...), by_header(...) or "
                 f"by_api_key(...), not {shown(key)}"
             )
-        require_outcome(charge_when, "a StatusCode")
+        if not self._awaits:
+            require_plain("key", key, "a GrpcCall")
+            require_plain("cost", cost if callable(cost) else None, "a GrpcCall")
+        require_plain("charge_when", charge_when, "a StatusCode")
         self._key: Callable[[GrpcCall], Any] = key
         self._stored = stored_by(require_secret(hash_keys))
         self._cost = cost if callable(cost) else require_int("cost", cost, 1)
@@ -262,7 +268,8 @@ def _found(answer: Any) -> Settling | _Refusal | None:
     if answer.allowed:
         return answer if isinstance(answer, Settling) else None
     wait_ms = max(1, answer.retry_after_ms)
-    text = f"the limit is reached; the next call is worth making in {wait_ms} ms"
+    soonest = wait_in_words(wait_ms, exact=True)
+    text = f"the limit is reached; the next call is worth making in {soonest}"
     trailers = retry_trailers(text, wait_ms)
     return _Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, text, trailers)
 
@@ -333,6 +340,8 @@ class LimitInterceptor(_ServerLimit, grpc.ServerInterceptor):  # type: ignore[ty
     them, `"error"` answers UNAVAILABLE. `store`, `prefix` and `clock` are those of
     `rate_limit`; `close` closes what was opened from a URL.
     """
+
+    _awaits = False
 
     def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         """Put the limit in front of the handler."""
