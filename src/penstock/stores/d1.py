@@ -147,19 +147,16 @@ class _Statements:
 
     def answer(self, request: AnyRequest, results: list[Any]) -> Any:
         """The answer to the flow: exactly one changed row is a commit."""
-        try:
-            if isinstance(request, ReadAll):
-                rows = {row["key"]: Held(row["record"], row["version"]) for row in _rows(results)}
-                return [rows.get(key) for key in request.keys]
-            if isinstance(request, SwapAll):
-                return "" if results[0]["meta"]["changes"] == 1 else Conflict()
-            if isinstance(request, Read):
-                return _held(results[0])
-            if len(results) == 1 or results[0]["meta"]["changes"] == 1:
-                return ""
-            return Conflict(_held(results[1]), known=True)
-        except (KeyError, IndexError, TypeError):
-            reject(f"D1 answered in a form that this store does not know: {str(results)[:200]}")
+        if isinstance(request, ReadAll):
+            rows = {row["key"]: Held(row["record"], row["version"]) for row in _rows(results)}
+            return [rows.get(key) for key in request.keys]
+        if isinstance(request, SwapAll):
+            return "" if results[0]["meta"]["changes"] == 1 else Conflict()
+        if isinstance(request, Read):
+            return _held(results[0])
+        if len(results) == 1 or results[0]["meta"]["changes"] == 1:
+            return ""
+        return Conflict(_held(results[1]), known=True)
 
     def look(self) -> list[_Statement]:
         """Which of our two tables are there."""
@@ -202,6 +199,19 @@ _Condition = tuple[str, tuple[str, ...]]
 def _on_condition(sql: str, params: tuple[object, ...], conditions: list[_Condition]) -> _Statement:
     tests = "".join(f" AND {test}" for test, _ in conditions)
     return _statement(f"{sql}{tests}", *params, *(one for _, bound in conditions for one in bound))
+
+
+def _is_result(result: Any) -> bool:
+    """Whether it has the form of the result of one statement."""
+    if not isinstance(result, dict):
+        return False
+    rows, meta = result.get("results"), result.get("meta")
+    return (
+        isinstance(rows, list)
+        and all(isinstance(row, dict) for row in rows)
+        and isinstance(meta, dict)
+        and type(meta.get("changes")) is int
+    )
 
 
 def _rows(results: list[Any]) -> list[dict[str, str]]:
@@ -316,6 +326,9 @@ class D1Store(RestStore):
                     "with D1Store.init()"
                 ) from None
             raise no.error from None
+        if not isinstance(results, list) or not all(map(_is_result, results)):
+            text = f"D1 database {self.database} sent a malformed reply: {reply.text[:200]!r}"
+            raise ConnectionFailedError(text, may_have_run=True)
         return results
 
     def _init(self) -> _SqlFlow:

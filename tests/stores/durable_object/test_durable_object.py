@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock import gcra
+from penstock import StoreUnavailableError, gcra
 from penstock.core._transform import checking
 from penstock.stores import open_store
 from tests.servers.node import http_call
@@ -121,6 +121,6 @@ def test_a_place_that_is_no_record_server_is_told_apart() -> None:
     port = edge.running("d1").port
     place = f"127.0.0.1:{port}/client/v4/user/tokens/verify"
     store = open_store(f"deno-kv+http://{place}?token_env=RECORD_SERVER_TOKEN")
-    with pytest.raises(Exception, match="does not answer as a record server"):
+    with pytest.raises(StoreUnavailableError, match="malformed reply"):
         store.apply("k", CHECK, NOW, 1)
     store.close()

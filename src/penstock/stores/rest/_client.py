@@ -18,6 +18,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
@@ -157,8 +158,11 @@ def translated(error: Exception, where: str) -> Exception:
 
 
 def refused(status: int, said: str, where: str) -> Exception:
-    """The error for an HTTP status and the server's message."""
+    """The error for an HTTP status and the server's message. A success without the expected body is
+    an outage: a proxy, or a broken server, may have sent it."""
     text = f"{where} answered {status}: {said[:300]}"
+    if status < 300:
+        return ConnectionFailedError(text, may_have_run=True)
     if status in (401, 403):
         return ConnectionFailedError(
             f"{text}; the token is wrong or lacks a permission", may_have_run=False
@@ -171,6 +175,9 @@ def refused(status: int, said: str, where: str) -> Exception:
 
 
 _CONNECTIONS = 64
+_MAX_REPLY = 32 << 20
+# A reply that has arrived is read although the deadline has passed meanwhile.
+_GRACE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +198,7 @@ class RestReply:
         """The body, or None where it is not JSON: a proxy may have answered."""
         try:
             return json.loads(self.text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
 
 
@@ -250,22 +257,35 @@ class RestClient:
         return f"<RestClient of {self.base_url}>"
 
     def _send(self, client: Any, call: HttpCall, deadline: float) -> RestReply:
+        content = bytearray()
         try:
-            response = client.request(**self._arguments(call), timeout=_left_s(deadline))
+            with client.stream(**self._arguments(call), timeout=_left_s(deadline)) as response:
+                for chunk in response.iter_raw():
+                    _add(content, chunk, deadline)
         except Exception as error:
             raise translated(error, self.base_url) from None
-        return RestReply(response.status_code, response.text)
+        return RestReply(response.status_code, content.decode(errors="replace"))
 
     async def _asend(self, client: Any, call: HttpCall, deadline: float) -> RestReply:
         left_s = _left_s(deadline)
         try:
-            request = client.request(**self._arguments(call), timeout=left_s)
-            response = await asyncio.wait_for(request, left_s)
+            return await asyncio.wait_for(self._exchange(client, call, left_s, deadline), left_s)
         except asyncio.TimeoutError:
             raise ConnectionFailedError("no reply in time", may_have_run=True) from None
         except Exception as error:
             raise translated(error, self.base_url) from None
-        return RestReply(response.status_code, response.text)
+
+    async def _exchange(
+        self, client: Any, call: HttpCall, left_s: float, deadline: float
+    ) -> RestReply:
+        content = bytearray()
+        async with (
+            client.stream(**self._arguments(call), timeout=left_s) as response,
+            aclosing(response.aiter_raw()) as chunks,
+        ):
+            async for chunk in chunks:
+                _add(content, chunk, deadline)
+        return RestReply(response.status_code, content.decode(errors="replace"))
 
     def _arguments(self, call: HttpCall) -> dict[str, Any]:
         # Joined here: httpx would add a slash at the end of the address.
@@ -285,13 +305,25 @@ def _make(base_url: str, token: ApiToken, timeout_s: float, kind: str) -> Any:
     httpx = require_module("a store behind an HTTP API", "httpx")
     limits = httpx.Limits(max_connections=_CONNECTIONS, max_keepalive_connections=_CONNECTIONS)
     return getattr(httpx, kind)(
-        headers={"Authorization": token.header()},
+        # A compressed reply could expand to any length.
+        headers={"Authorization": token.header(), "Accept-Encoding": "identity"},
         timeout=timeout_s,
         limits=limits,
         follow_redirects=False,
         # A proxy of the environment is for other hosts, not for this machine.
         trust_env=not is_loopback(base_url),
     )
+
+
+def _add(content: bytearray, chunk: bytes, deadline: float) -> None:
+    """Add a part of a reply. httpx bounds the time of each read, but neither their number nor the
+    length of the reply."""
+    content += chunk
+    if len(content) > _MAX_REPLY:
+        text = f"the reply is longer than {_MAX_REPLY:,} bytes"
+        raise ConnectionFailedError(text, may_have_run=True)
+    if time.monotonic() > deadline + _GRACE_S:
+        raise ConnectionFailedError("no reply in time", may_have_run=True)
 
 
 async def _shut(client: Any) -> None:
@@ -332,7 +364,9 @@ def result_of(reply: RestReply, where: str) -> Any:
         raise CloudflareRefused([], "", refused(reply.status, "not the API's JSON", where))
     if reply.status < 300 and envelope.get("success"):
         return envelope.get("result")
-    errors = [error for error in envelope.get("errors") or [] if isinstance(error, dict)]
+    listed = envelope.get("errors")
+    listed = listed if isinstance(listed, list) else []
+    errors = [error for error in listed if isinstance(error, dict)]
     said = "; ".join(f"{error.get('code')} {error.get('message')}" for error in errors)
     status = reply.status if reply.status >= 300 else 500
     codes = [error.get("code", 0) for error in errors]

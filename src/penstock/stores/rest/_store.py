@@ -42,7 +42,6 @@ from ..._queueing import Batch, LateError, QueuedCall
 from ..._queueing.tasks import Pump, Reply
 from ...core._loops import running_loop
 from ...core._store import from_its_url
-from ...core._validation import reject
 from ..cas import (
     AnyRequest,
     CasStore,
@@ -201,18 +200,40 @@ class RestStore(CasStore):
     def _heard(self, requests: Sequence[AnyRequest], replies: list[Any]) -> list[Any]:
         """Calls that failed fail their request, or all requests if one call was for all."""
         if len(replies) == len(requests):
-            return [
-                reply if isinstance(reply, BaseException) else self._answers([one], [reply])[0]
-                for one, reply in zip(requests, replies, strict=True)
-            ]
+            pairs = zip(requests, replies, strict=True)
+            return [self._read([one], reply)[0] for one, reply in pairs]
         [reply] = replies
+        return self._read(requests, reply)
+
+    def _read(self, requests: Sequence[AnyRequest], reply: Any) -> list[Any]:
+        """The answers in one reply. A reply of another form is an outage: a proxy, or a broken
+        server, may have sent it."""
         if isinstance(reply, BaseException):
             return [reply] * len(requests)
-        return self._answers(requests, replies)
+        try:
+            answers = self._answers(requests, [reply])
+            if len(answers) == len(requests) and all(map(_is_well_formed, answers)):
+                return answers
+        except _MALFORMED:
+            pass
+        text = f"{self._client.base_url} sent a malformed reply: {reply.text[:200]!r}"
+        return [ConnectionFailedError(text, may_have_run=True)] * len(requests)
 
     def __repr__(self) -> str:
         name = type(self).__name__
         return f"<{name} at {self._client.base_url}, timeout_ms={self.timeout_ms}>"
+
+
+_MALFORMED = (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError)
+
+
+def _is_well_formed(answer: Any) -> bool:
+    """Whether the records in an answer are texts."""
+    if isinstance(answer, Held):
+        return all(isinstance(part, str) for part in answer)
+    if isinstance(answer, Conflict):
+        return answer.found is None or _is_well_formed(answer.found)
+    return all(map(_is_well_formed, answer)) if isinstance(answer, list) else True
 
 
 TOKEN_ENV = "PENSTOCK_TOKEN"
@@ -257,7 +278,7 @@ class RecordServerStore(RestStore):
             return [refused(reply.status, str(said), where)] * len(requests)
         answers = body.get("answers", ())
         if len(answers) != len(requests):
-            reject(f"{where} does not answer as a record server: {reply.text[:200]}")
+            raise ValueError("one answer per operation")
         return [
             _answer(request, one, where) for request, one in zip(requests, answers, strict=True)
         ]
