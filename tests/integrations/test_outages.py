@@ -149,6 +149,8 @@ def test_a_ruling_names_the_fail_mode_that_decided_for_some_limit(is_closed: boo
     degraded = Verdict(("own",), (DegradedDecision.of("open", decision),), (False,))
     assert Ruling(telling, asked).degraded is None
     assert Ruling(telling, degraded).degraded == "open"
-    assert Ruling(telling, asked, left_out=True).degraded == "open"
-    assert Ruling(telling, None).degraded == ("closed" if is_closed else "open")
+    mode = "closed" if is_closed else "open"
+    by_mode = Verdict(("shared",), (DegradedDecision.by(mode, 1, 0),), (False,))
+    assert Ruling(telling, asked, left_out=by_mode).degraded == mode
+    assert Ruling(telling, None, left_out=by_mode).degraded == mode
     assert Ruling(telling, None, is_overloaded=True).degraded is None

@@ -14,6 +14,7 @@ from penstock import (
     StoreUnavailableError,
     UnsupportedError,
 )
+from penstock.core._decision import DegradedDecision
 from penstock.leasing import LeasedLimiter
 from tests.leasing.server import START, InProcessServer
 from tests.servers import NotReady, eventually
@@ -40,7 +41,8 @@ def test_when_the_server_is_gone_credits_are_spent_and_then_the_fail_mode_answer
                 await check(limiter)
         else:
             retry = 0 if allowed else 1_000
-            assert await check(limiter) == Decision(allowed, 100, 0, node.now() + 1_000, retry)
+            decision = Decision(allowed, 100, 0, node.now() + 1_000, retry)
+            assert await check(limiter) == DegradedDecision.of(fail, decision)
         await asyncio.to_thread(server.open)
         await recovers(check, limiter)
         await limiter.aclose()
@@ -115,6 +117,8 @@ def test_a_look_is_answered_by_the_fail_mode_too(
                     await call(verb, "cold")
         else:
             assert (await call("peek", "cold")).allowed is (spendable > 0)
+            assert (await call("peek", "cold")).degraded == fail
+            assert (await call("forecast", "cold")).degraded == fail
             assert (await call("forecast", "cold")).spendable_now == spendable
             assert (await call("forecast", "held", 2)).spendable_now == max(spendable, 19) // 2
         await asyncio.to_thread(server.open)

@@ -54,7 +54,6 @@ from ._transport import Answer, ServiceTransport, no_answer, open_transport
 __all__ = ["ServiceLimiter"]
 
 FailMode = Literal["open", "closed", "error"]
-_RETRY_MS = 1_000
 
 
 class ServiceLimiter(Closing):
@@ -420,10 +419,7 @@ class ServiceLimiter(Closing):
         is_outage = not isinstance(error, OverloadedError)
         if question.failed is None or self.fail == "error" or not is_outage:
             raise error
-        again_at = self.clock.now() + _RETRY_MS
-        is_open = self.fail == "open"
-        decision = Decision(is_open, 0, 0, again_at, 0 if is_open else _RETRY_MS)
-        return question.failed(DegradedDecision.of(self.fail, decision))
+        return question.failed(DegradedDecision.by(self.fail, 0, self.clock.now()))
 
     def _fields(self, key: str | Attributes, **more: Any) -> dict[str, Any]:
         if isinstance(key, Mapping):

@@ -17,6 +17,7 @@ from ._validation import MAX_SAFE
 
 __all__ = [
     "NEUTRAL",
+    "RETRY_MS",
     "Booking",
     "Charged",
     "Decision",
@@ -30,6 +31,9 @@ __all__ = [
 R_co = TypeVar("R_co", covariant=True)
 
 _MAX_WORD = 2**63 - 1
+
+RETRY_MS = 1_000
+"""When it is worth asking again after a decision of a fail mode."""
 
 
 class Decision:
@@ -253,6 +257,14 @@ class DegradedDecision(Decision):
         )
         made._mode = mode
         return made
+
+    @classmethod
+    def by(cls, mode: str, limit: int, now: int) -> Decision:
+        """The decision of the fail mode "open" or "closed" at the instant `now`, on a limit that
+        could not be asked: nothing remains, and a second later it is worth asking again."""
+        allowed = mode == "open"
+        retry_ms = 0 if allowed else RETRY_MS
+        return cls.of(mode, Decision(allowed, limit, 0, now + RETRY_MS, retry_ms))
 
     @property
     def degraded(self) -> str | None:

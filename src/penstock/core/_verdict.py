@@ -187,6 +187,15 @@ class Verdict(_Fields, DecisionFields):
         decisions = [left.get(name, told) for name, told in self.limits.items()]
         return Verdict(self._names, tuple(decisions), self._shadows, self._at)
 
+    def beside(self, other: Verdict) -> Verdict:
+        """The verdict of the limits of both."""
+        return Verdict(
+            self._names + other._names,
+            self._decisions + other._decisions,
+            self._shadows + other._shadows,
+            self._at,
+        )
+
     def __eq__(self, other: object) -> bool:
         if type(other) is not Verdict:
             return NotImplemented

@@ -141,7 +141,7 @@ def rulings_of(scope: Scope) -> tuple[list[Ruling], bool]:
 def note(scope: Scope, ruling: Ruling) -> None:
     """Record a ruling, for the headers and for the view."""
     scope[_RULINGS].append(ruling)
-    scope.setdefault("state", {})["rate_limit"] = ruling.verdict
+    scope.setdefault("state", {})["rate_limit"] = ruling.shown
 
 
 # Headers that may be there already, from a view or from a server behind this one.

@@ -14,12 +14,12 @@ Nothing here knows a framework. An integration brings a `RequestReader`, calls `
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .._limits import Limit, Limits
 from ..adapters._headers import VerdictHeaders
-from ..core._decision import Decision
+from ..core._decision import Decision, DegradedDecision
 from ..core._errors import OverloadedError, StoreUnavailableError, UnsupportedError
 from ..core._flow import Flow, adrive, drive
 from ..core._limiter import clock_reader
@@ -134,6 +134,7 @@ class RuleSet:
         self._sources = list(self._limiters(rules))
         self._parts = [part for source in self._sources for part in source.parts]
         limits = {name: it for source in self._sources for name, it in source.limits.limits.items()}
+        self._declared: Mapping[str, Any] = limits
         self._now = clock_reader(self._sources[0].limits.clock)
         self._telling = Telling(
             VerdictHeaders(limits),
@@ -210,7 +211,7 @@ class RuleSet:
             verdict = limits.check(keys, costs)
             return Ruling(self._telling, verdict, (limits, keys, costs, asked_at))
         except StoreUnavailableError as error:
-            return self._failed(error)
+            return self._failed(error, costs)
         except UnsupportedError as error:
             self._has_slots(error)
         return self.answer(asked)
@@ -228,7 +229,7 @@ class RuleSet:
             verdict = await limits.acheck(keys, costs)
             return Ruling(self._telling, verdict, (limits, keys, costs, asked_at))
         except StoreUnavailableError as error:
-            return self._failed(error)
+            return self._failed(error, costs)
         except UnsupportedError as error:
             self._has_slots(error)
         return await self.aanswer(asked)
@@ -277,7 +278,7 @@ class RuleSet:
         """Reserve, source by source; a denial gives back the earlier charges."""
         held: list[OpenCharge] = []
         told: dict[str, tuple[Decision, bool]] = {}
-        away = False
+        away: list[_RulePart] = []
         for limits, parts in self._sources:
             asked = [part for part in parts if costs == 1 or part.name in costs]
             if not asked:
@@ -288,7 +289,7 @@ class RuleSet:
                 charge = yield limits, "reserve", (mine, cost)
             except Exception as error:
                 if self._leaves_out(error):
-                    away = True
+                    away += asked
                     continue
                 yield from _cancel(held)
                 raise
@@ -305,15 +306,16 @@ class RuleSet:
                 for name in (charge.verdict.limits if part.is_policy else [part.charge_name])
             }
             held.append(OpenCharge(charge, conditions, limits, mine, asked[0].name))
+        left_out = self._by_fail_mode(away) if away else None
         if away and not told:
-            return Ruling(self._telling, None)
+            return Ruling(self._telling, None, left_out=left_out)
         for each in held:
             # A request may take longer than the ttl of a slot.
             keep(each.charge)
         decisions = tuple([decision for decision, _ in told.values()])
         shadows = tuple([shadow for _, shadow in told.values()])
         verdict = Verdict(tuple(told), decisions, shadows, self._now())
-        return Ruling(self._telling, verdict, held=held, left_out=away)
+        return Ruling(self._telling, verdict, held=held, left_out=left_out)
 
     def _leaves_out(self, error: Exception) -> bool:
         """Whether the limits on a store that raised `error` are left out of the decision."""
@@ -324,11 +326,24 @@ class RuleSet:
         self.app.outage(error)
         return True
 
-    def _failed(self, error: StoreUnavailableError) -> Ruling:
+    def _failed(self, error: StoreUnavailableError, costs: Any) -> Ruling:
         if isinstance(error, OverloadedError):
             return Ruling(self._telling, None, is_overloaded=True)
         self.app.outage(error)
-        return Ruling(self._telling, None)
+        asked = [part for part in self._parts if costs == 1 or part.name in costs]
+        return Ruling(self._telling, None, left_out=self._by_fail_mode(asked))
+
+    def _by_fail_mode(self, parts: Sequence[_RulePart]) -> Verdict:
+        """The decisions of the fail mode on limits whose store is away."""
+        declared = [self._declared.get(part.name) for part in parts]
+        figures = [getattr(getattr(each, "strategy", None), "limit", 0) for each in declared]
+        now = self._now()
+        return Verdict(
+            tuple([part.name for part in parts]),
+            tuple([DegradedDecision.by(self.app.fail, figure, now) for figure in figures]),
+            tuple([each is not None and each.shadow for each in declared]),
+            now,
+        )
 
     def _limiters(self, rules: Mapping[str, Rule]) -> Iterable[_Source]:
         app = self.app

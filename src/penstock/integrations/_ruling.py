@@ -154,7 +154,7 @@ class Ruling:
 
     `verdict` is None if no store of its limits has answered: while they are away, or if the app
     asks for more than they answer in time (`is_overloaded`), which refuses the request in every
-    fail mode.
+    fail mode. `left_out` has the decisions of the fail mode on limits whose store was away.
     """
 
     __slots__ = ("_left_out", "_spent", "allowed", "held", "is_overloaded", "telling", "verdict")
@@ -167,11 +167,10 @@ class Ruling:
         held: Sequence[OpenCharge] = (),
         *,
         is_overloaded: bool = False,
-        left_out: bool = False,
+        left_out: Verdict | None = None,
     ) -> None:
         self.telling: Telling = telling
         self.is_overloaded: bool = is_overloaded
-        # Whether limits were left out because their store was away.
         self._left_out = left_out
         self._spent = spent
         self.held: Sequence[OpenCharge] = held
@@ -186,13 +185,17 @@ class Ruling:
     def degraded(self) -> str | None:
         """The fail mode that decided for some limit while its store was away, "open" or "closed";
         None if all limits were asked."""
-        if self._left_out:
-            return "open"
-        if self.verdict is not None:
-            return self.verdict.degraded
-        if self.is_overloaded:
-            return None
-        return "closed" if self.telling.is_closed else "open"
+        shown = self.shown
+        return None if shown is None else shown.degraded
+
+    @property
+    def shown(self) -> Verdict | None:
+        """The verdict for the view: `verdict`, and the decisions of the fail mode on limits whose
+        store was away. None if the app is overloaded."""
+        left_out = self._left_out
+        if left_out is None:
+            return self.verdict
+        return left_out if self.verdict is None else self.verdict.beside(left_out)
 
     @property
     def status(self) -> int:

@@ -171,7 +171,7 @@ class _AiohttpLimits:
             return None
         earlier = list(request[_RULINGS])
         request[_RULINGS].append(ruling)
-        request[RATE_LIMIT] = ruling.verdict
+        request[RATE_LIMIT] = ruling.shown
         if ruling.allowed:
             return None
         await agive_back(earlier)

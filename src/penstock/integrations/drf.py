@@ -229,7 +229,7 @@ def _made(rules: Iterable[tuple[str, Rule]]) -> RuleSet:
 def _tell(request: Any, view: Any, ruling: Ruling) -> None:
     """Pass the ruling to the middleware, if there is one, or else to the view, which adds its
     `headers` to every response. The framework itself adds `Retry-After` to refusals."""
-    request.rate_limit = ruling.verdict
+    request.rate_limit = ruling.shown
     if is_viewed(request):
         rulings_of_request(request).append(ruling)
         return

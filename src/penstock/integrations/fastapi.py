@@ -110,7 +110,7 @@ class RateLimit(Rule):
             ruling = await rules.adecide(connection)
             if _is_denied(scope, rules, ruling):
                 await _deny(scope, ruling)
-        return None if ruling is None else ruling.verdict
+        return None if ruling is None else ruling.shown
 
 
 def _is_denied(scope: Any, rules: RuleSet, ruling: Ruling | None) -> bool:

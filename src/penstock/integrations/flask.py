@@ -156,7 +156,7 @@ class RateLimits:
 
     @property
     def verdict(self) -> Any:
-        """The verdict of the current request; None if it is not limited or the store is away."""
+        """The verdict of the current request; None if it is not limited."""
         return g.get("rate_limit")
 
     @staticmethod
@@ -316,7 +316,7 @@ def _decide(limits: _ViewLimits, rules: RuleSet | None, asked: Any) -> Any:
     ruling = rules.decide(asked)
     if ruling is None:
         return None
-    context.rate_limit = ruling.verdict
+    context.rate_limit = ruling.shown
     known.rulings.append(ruling)
     if ruling.allowed:
         return None

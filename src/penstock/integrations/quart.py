@@ -86,7 +86,7 @@ class AsyncRateLimits(RateLimits):
 
     @property
     def verdict(self) -> Any:
-        """The verdict of the current request; None if it is not limited or the store is away."""
+        """The verdict of the current request; None if it is not limited."""
         return g.get("rate_limit")
 
     @staticmethod
@@ -130,7 +130,7 @@ async def _decide(limits: _ViewLimits, rules: RuleSet | None, asked: Any) -> Any
     ruling = await rules.adecide(asked)
     if ruling is None:
         return None
-    g.rate_limit = ruling.verdict
+    g.rate_limit = ruling.shown
     scope: Any = asked.scope
     rulings, _ = rulings_of(scope)
     note(scope, ruling)

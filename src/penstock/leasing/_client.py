@@ -26,7 +26,14 @@ import grpc
 import grpc.aio
 
 from ..core._clock import Clock
-from ..core._decision import Decision, Forecast, Outcome
+from ..core._decision import (
+    RETRY_MS,
+    Decision,
+    DegradedDecision,
+    DegradedForecast,
+    Forecast,
+    Outcome,
+)
 from ..core._errors import OverloadedError, StoreUnavailableError, UnsupportedError
 from ..core._flow import Flow, adrive, drive
 from ..core._store import Store
@@ -181,7 +188,6 @@ _AXES: dict[Axis, int] = {
     "rate": fleet_pb2.AXIS_RATE,
     "token_budget": fleet_pb2.AXIS_TOKEN_BUDGET,
 }
-_RETRY_MS = 1_000
 # How often a request asks again if it needs more than the service grants at once.
 _ATTEMPTS = 8
 
@@ -372,10 +378,8 @@ class LeasedLimiter(TwoTierLimiter):
     def _failed(self, error: StoreUnavailableError, now: int | None) -> Decision:
         if self.fail == "error" or isinstance(error, OverloadedError):
             raise error
-        again_at = (self._near.now() if now is None else now) + _RETRY_MS
-        if self.fail == "open":
-            return Decision(True, self._near.limit, 0, again_at, 0)
-        return Decision(False, self._near.limit, 0, again_at, _RETRY_MS)
+        asked_at = self._near.now() if now is None else now
+        return DegradedDecision.by(self.fail, self._near.limit, asked_at)
 
     def _failed_forecast(self, error: StoreUnavailableError, key: str, cost: int) -> Forecast:
         """A forecast by the credits that are held and the fail mode."""
@@ -383,7 +387,8 @@ class LeasedLimiter(TwoTierLimiter):
         held = self._near.held(key)
         # Before the first answer the limit is unknown, but at least this request is allowed.
         spendable = max(held, self._near.limit, cost) if decision.allowed else held
-        return Forecast(spendable // cost, decision.reset_at, decision.reset_at)
+        forecast = Forecast(spendable // cost, decision.reset_at, decision.reset_at)
+        return DegradedForecast(self.fail, forecast)
 
 
 def _require_text(name: str, value: str | None) -> str | None:
@@ -414,4 +419,4 @@ def _given_up(grant: Grant, request: LeaseRequest) -> Grant:
     if grant.capacity >= request.need or not grant.decision.allowed:
         return grant
     limit, reset_at = grant.decision.limit, grant.decision.reset_at
-    return grant._replace(decision=Decision(False, limit, 0, reset_at, _RETRY_MS))
+    return grant._replace(decision=Decision(False, limit, 0, reset_at, RETRY_MS))

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from ..core._clock import Clock
-from ..core._decision import Decision, DegradedDecision, DegradedForecast, Forecast
+from ..core._decision import RETRY_MS, Decision, DegradedDecision, DegradedForecast, Forecast
 from ..core._errors import (
     ConfigInvalidError,
     OverloadedError,
@@ -46,7 +46,6 @@ __all__ = [
     "PATIENCE_S",
     "PING",
     "PING_KEY",
-    "RETRY_MS",
     "Guard",
     "Outages",
     "Readiness",
@@ -56,7 +55,6 @@ __all__ = [
 ]
 
 
-RETRY_MS = 1_000
 _LOG_EVERY_MS = 10_000
 _DEGRADED_MS = 10_000
 """How long after its last outage a policy counts as degraded."""
@@ -117,10 +115,8 @@ class Guard:
         """The decision of the fail mode; raises `error` if the mode is "error". It is counted as
         `count` decisions, those of a batch."""
         self.outage(error, keys, cost)
-        allowed = self._answer(error, count)
-        again_at = self._clock.now() + RETRY_MS
-        decision = Decision(allowed, self._limit, 0, again_at, 0 if allowed else RETRY_MS)
-        return DegradedDecision.of(self._fail, decision)
+        self._answer(error, count)
+        return DegradedDecision.by(self._fail, self._limit, self._clock.now())
 
     def forecast(self, error: Exception, key: str, cost: int) -> Forecast:
         """The forecast of the fail mode: all of the limit, or nothing."""

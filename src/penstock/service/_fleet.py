@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..core._decision import Decision
+from ..core._decision import RETRY_MS, Decision
 from ..core._limiter import Limiter
 from ..core._transform import Grant, leasing
 from ..core._validation import key_lead, require_int, require_key
 from ..leasing._credits import term_of
-from ._fail_modes import RETRY_MS, Guard
+from ._fail_modes import Guard
 
 __all__ = ["CreditLease", "Lessor"]
 

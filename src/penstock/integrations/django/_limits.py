@@ -216,7 +216,7 @@ def _is_allowed(request: Any, rules: RuleSet, ruling: Ruling | None) -> bool:
     was_decided(request).update(rules.rules.values())
     if ruling is None:
         return True
-    _plain(request).rate_limit = ruling.verdict
+    _plain(request).rate_limit = ruling.shown
     rulings_of_request(request).append(ruling)
     return ruling.allowed
 
