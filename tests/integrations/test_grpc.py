@@ -34,7 +34,9 @@ from penstock.integrations.grpc import (
     LimitInterceptor,
     aio_client_interceptors,
     by_peer,
+    verdict_of,
 )
+from penstock.integrations.grpc._server import _answers
 from tests.client.serving import TOKEN, RunningService
 from tests.integrations.grpc_echo import (
     SERVICE,
@@ -45,6 +47,7 @@ from tests.integrations.grpc_echo import (
     echo_out,
     serving,
 )
+from tests.servers import Valkey, require
 from tests.stores.redis.live import PATIENT_MS, new_key, url_of
 from tests.support.helpers import NOW
 
@@ -305,6 +308,63 @@ def test_a_long_wait_is_in_days(server: str) -> None:
     error: Any = caught.value
     assert "in 30 days" in error.details()
     assert dict(error.trailing_metadata())["grpc-retry-pushback-ms"] == str(30 * 86_400_000)
+
+
+def told(context: Any) -> bytes:
+    answer = verdict_of(context)
+    return b"no limit" if answer is None else str(answer.degraded).encode()
+
+
+def plain(request: bytes, context: Any) -> bytes:
+    return told(context)
+
+
+def plain_stream(request: bytes, context: Any) -> Iterator[bytes]:
+    yield told(context)
+    yield told(context)
+
+
+async def awaited(request: bytes, context: Any) -> bytes:
+    return told(context)
+
+
+async def awaited_stream(request: bytes, context: Any) -> Any:
+    yield told(context)
+    yield told(context)
+
+
+@pytest.mark.parametrize("limit", ["5/minute", {"rate": "5/minute", "at_once": slots(3)}])
+@pytest.mark.parametrize(
+    ("server", "handlers"),
+    [
+        ("sync", (plain, plain_stream)),
+        ("aio", (awaited, awaited_stream)),
+        ("aio", (plain, plain_stream)),
+    ],
+    ids=["sync", "aio", "aio-plain"],
+)
+def test_a_handler_sees_that_its_call_was_decided_by_the_fail_mode(
+    server: str, handlers: Any, limit: Any
+) -> None:
+    require("valkey")
+    make, serve = SERVERS[server]
+    with Valkey() as valkey:
+        interceptor = make(
+            limit, methods={"/*/stream_unary": None}, store=f"{valkey.url}?timeout_ms=500"
+        )
+        unary, stream = handlers
+        functions = {"unary_unary": unary, "unary_stream": stream, "stream_unary": unary}
+        with (
+            serve(interceptor, functions, [interceptor]) as port,
+            grpc.insecure_channel(f"127.0.0.1:{port}") as channel,
+        ):
+            assert call(channel, "unary_unary") == [b"None"]
+            assert call(channel, "unary_stream") == [b"None", b"None"]
+            valkey.kill()
+            assert call(channel, "unary_unary") == [b"open"]
+            assert call(channel, "unary_stream") == [b"open", b"open"]
+            assert call(channel, "stream_unary") == [b"no limit"]
+    assert _answers == {}
 
 
 async def _later(_call: Any) -> Any:

@@ -16,7 +16,7 @@ _require_module(__name__, "grpc")
 
 from ._calls import GrpcCall, by_peer  # noqa: E402
 from ._client import LimitClientInterceptor, aio_client_interceptors  # noqa: E402
-from ._server import AioLimitInterceptor, LimitInterceptor  # noqa: E402
+from ._server import AioLimitInterceptor, LimitInterceptor, verdict_of  # noqa: E402
 
 __all__ = [
     "AioLimitInterceptor",
@@ -25,4 +25,5 @@ __all__ = [
     "LimitInterceptor",
     "aio_client_interceptors",
     "by_peer",
+    "verdict_of",
 ]

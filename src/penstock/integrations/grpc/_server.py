@@ -18,17 +18,19 @@ from ..._limited import Target, for_all, holds_slots, is_async, is_limiter, limi
 from ...adapters._headers import retry_trailers
 from ...core._charges import Settling
 from ...core._clock import Clock
+from ...core._decision import Decision, DegradedDecision
 from ...core._durations import wait_in_words
 from ...core._errors import OverloadedError, StoreUnavailableError
 from ...core._renewing import ahold, hold
 from ...core._store import Store
 from ...core._validation import reject, require_choice, require_int, shown
+from ...core._verdict import Verdict
 from ...stores._opening import open_for_limiter
 from .._ruling import OutageLog, says_yes
 from .._who import AddressKey, HeaderKey, reading, require_secret, stored_by
 from ._calls import READER, GrpcCall, MethodLimits, by_peer
 
-__all__ = ["AioLimitInterceptor", "LimitInterceptor"]
+__all__ = ["AioLimitInterceptor", "LimitInterceptor", "verdict_of"]
 
 _log = logging.getLogger("penstock.integrations")
 
@@ -39,6 +41,28 @@ _OK, _UNKNOWN, _CANCELLED = (
     grpc.StatusCode.CANCELLED,
 )
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+# The answers of limits, by the id of the context that a handler was given, until the call ends.
+# Contexts of aio servers take no attributes and no weak references.
+_answers: dict[int, Decision | Verdict] = {}
+
+
+def verdict_of(context: Any) -> Decision | Verdict | None:
+    """The answer of the limits to the call of a handler that was given this context: a `Decision`
+    of one limit, a `Verdict` of several. `degraded` is the fail mode that decided while the store
+    was away. None if the call has no limit, and after its end."""
+    return _answers.get(id(context))
+
+
+def _note(context: Any, answer: Any) -> None:
+    if isinstance(answer, Settling):
+        answer = answer.decision if answer.verdict is None else answer.verdict
+    _answers[id(context)] = answer
+
+
+def _forget(context: Any) -> None:
+    _answers.pop(id(context), None)
 
 
 class _MethodLimiter:
@@ -68,6 +92,12 @@ class _MethodLimiter:
     async def aask(self, keys: Any, cost: Any) -> Any:
         """The awaitable twin of `ask`."""
         return await self._aask(keys, cost)
+
+    def let_pass(self) -> Decision:
+        """The decision of the fail mode "open"."""
+        strategy = getattr(self.limiter, "strategy", None)
+        limit: int = getattr(strategy, "limit", 0)
+        return DegradedDecision.by("open", limit, self.limiter.clock.now())
 
 
 class _ServerLimit:
@@ -161,8 +191,6 @@ class _ServerLimit:
         if isinstance(answer, _Refusal):
             context.set_trailing_metadata(answer.trailers)
             context.abort(answer.code, answer.text)
-        if answer is None:
-            return inner(request, context)
         code = _CANCELLED
         try:
             response = inner(request, context)
@@ -171,7 +199,7 @@ class _ServerLimit:
             code = _status(context, _UNKNOWN)
             raise
         finally:
-            self._end(answer, code)
+            self._end(answer, code, context)
         return response
 
     def _stream(self, ask: Any, inner: Any, request: Any, context: Any) -> Iterator[Any]:
@@ -184,9 +212,6 @@ class _ServerLimit:
             context.set_code(answer.code)
             context.set_details(answer.text)
             return
-        if answer is None:
-            yield from inner(request, context)
-            return
         code = _CANCELLED
         try:
             yield from inner(request, context)
@@ -195,7 +220,7 @@ class _ServerLimit:
             code = _status(context, _UNKNOWN)
             raise
         finally:
-            self._end(answer, code)
+            self._end(answer, code, context)
 
     def _ask(self, limiter: _MethodLimiter, method: str, context: Any) -> Any:
         """The charge to hold while the call lasts, if there is one, or a refusal."""
@@ -207,16 +232,22 @@ class _ServerLimit:
         if cost == 0:
             return None  # a look never denies, and a call shows no figures
         try:
-            found = _found(limiter.ask(keys, cost))
+            answer = limiter.ask(keys, cost)
+            found = _found(answer)
         except StoreUnavailableError as error:
-            return self._failed(error)
-        if isinstance(found, Settling):
+            found = self._failed(error)
+            answer = limiter.let_pass()
+        if isinstance(found, _Refusal):
+            return found
+        if found is not None:
             hold(found)
+        _note(context, answer)
         return found
 
-    def _end(self, charge: Any, code: grpc.StatusCode) -> None:
+    def _end(self, charge: Any, code: grpc.StatusCode, context: Any) -> None:
         """Settle a call whose handler has ended, unless it was settled before."""
-        if not charge.is_open:
+        _forget(context)
+        if charge is None or not charge.is_open:
             return
         try:
             if self._is_charged(code):
@@ -400,11 +431,14 @@ class AioLimitInterceptor(_ServerLimit, grpc.aio.ServerInterceptor):  # type: ig
         if cost == 0:
             return None  # a look never denies, and a call shows no figures
         try:
-            found = _found(await limiter.aask(keys, cost))
+            answer = await limiter.aask(keys, cost)
+            found = _found(answer)
         except StoreUnavailableError as error:
             found = self._failed(error)
+            answer = limiter.let_pass()
         if isinstance(found, _Refusal):
             await context.abort(found.code, found.text, found.trailers)
+        _note(context, answer)
         return found
 
 
@@ -425,6 +459,7 @@ class _AioCall:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
+        _forget(self._context)
         if self._charge is None:
             return
         if error is None or isinstance(error, Exception):
