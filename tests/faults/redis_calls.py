@@ -26,10 +26,10 @@ class Either:
         self.loop = asyncio.new_event_loop()
         self.stores: list[RedisStore] = []
 
-    def limiter(self, url: str, strategy: Any = None, **options: Any) -> Limiter:
+    def limiter(self, url: str, strategy: Any = None, prefix: str = "", **options: Any) -> Limiter:
         store = RedisStore.from_url(url, **{"timeout_ms": TIMEOUT_MS, **options})
         self.stores.append(store)
-        return rate_limit(strategy or gcra(50, LONG_MS), store=store)
+        return rate_limit(strategy or gcra(50, LONG_MS), store=store, prefix=prefix)
 
     def check(self, limiter: Limiter, key: str) -> Decision:
         if not self.is_async:

@@ -72,7 +72,7 @@ def make_room(server: RedisServer) -> None:
 def test_redis_without_memory_is_full(server: RedisServer, way: str) -> None:
     """By script, batch and transaction; what needs no room is decided, and room is noticed."""
     store = RedisStore.from_url(server.url, timeout_ms=PATIENT_MS)
-    one = rate_limit(fixed_window(1, LONG_MS), store=store)
+    one = rate_limit(fixed_window(1, LONG_MS), store=store, prefix="one")
     own = rate_limit(Quota(5), store=store, prefix="own")
     assert ask(way, one, "check", "spent")
     fill(server)

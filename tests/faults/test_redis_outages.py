@@ -218,7 +218,7 @@ def test_an_address_that_nobody_answers_is_given_up_on_in_time(either: Either) -
 
 def test_a_late_reply_never_answers_another_question(either: Either, proxy: FaultProxy) -> None:
     """Replies that come after their deadline are not mistaken for those of later requests."""
-    wide = either.limiter(through(proxy), gcra(1_000, LONG_MS))
+    wide = either.limiter(through(proxy), gcra(1_000, LONG_MS), prefix="wide")
     narrow = rate_limit(gcra(7, LONG_MS), store=wide.store, prefix="narrow")
     key = new_key()
     either.check(wide, key)

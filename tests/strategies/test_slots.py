@@ -218,7 +218,8 @@ def _timeline(seed: int, count: int) -> Any:
                 transform = renewing(strategy, tuple(rng.choices(IDS, k=rng.choice((1, 1, 3, 6)))))
             else:
                 transform = make(strategy, slot_id)
-            steps.append(Step("k", transform, 1, make is queueing or rng.random() < 0.4))
+            cost = 0 if make is looking else 1
+            steps.append(Step("k", transform, cost, make is queueing or rng.random() < 0.4))
         yield now, steps
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -152,7 +153,13 @@ def test_an_item_says_what_it_is_and_when_it_may_go() -> None:
     store.close()
     items = {item["penstock_key"]["S"]: item for item in _items(store.table)}
     record = items["k"]["record"]["S"]
-    assert record == '{"v":1,"strategy":"gcra","expires_at":1700000360000,"state":1700000360000.0}'
+    assert json.loads(record) == {
+        "v": 1,
+        "strategy": "gcra",
+        "expires_at": 1_700_000_360_000,
+        # The state, beside the figures that it was written with: T and tau.
+        "state": [1_700_000_360_000.0, [360_000.0, 3_600_000.0]],
+    }
     ttl_s = 360
     # A clock of 2023 and a clock a day ahead: counted from now, and from then.
     assert now_s + 2 * ttl_s <= int(items["k"]["reclaim_at"]["N"]) <= now_s + 2 * ttl_s + 5

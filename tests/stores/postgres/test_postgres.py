@@ -263,7 +263,8 @@ def test_a_sweep_drops_what_no_clock_can_need(driver: str) -> None:
 
     async def main() -> None:
         store = open_empty(driver)
-        short = rate_limit(fixed_window(5, 1_000, "first"), store=store, clock=ManualClock(NOW))
+        window = fixed_window(5, 1_000, "first")
+        short = rate_limit(window, store=store, clock=ManualClock(NOW), prefix="short")
         window = fixed_window(5, 100_000, "first")
         long = rate_limit(window, store=store, clock=ManualClock(NOW), prefix="long")
         await short.acheck_many([f"short-{number}" for number in range(2_500)])
