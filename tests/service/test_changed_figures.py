@@ -136,6 +136,23 @@ def test_plans_and_reloads_admit_no_more_than_the_largest_figures(
 
 
 @backends
+@pytest.mark.parametrize("kind", FIGURES)
+def test_after_an_upgrade_one_wait_is_enough(backend: str, kind: str, tmp_path: Path) -> None:
+    """Three at once, one a second; ten a second under the plan."""
+
+    async def body(world: Limited) -> None:
+        world.reload((3, 10), (3, 100), (5, 5))
+        assert (await world.check(None, 3, user="u")).allowed
+        assert (await world.check("pro", user="u")).retry_after_ms == 100
+        world.clock.advance(40)
+        assert (await world.check("pro", user="u")).retry_after_ms == 60
+        world.clock.advance(60)
+        assert (await world.check("pro", user="u")).allowed
+
+    run(backend, kind, tmp_path, body)
+
+
+@backends
 @every_kind
 def test_an_upgrade_lengthens_no_wait_and_a_downgrade_admits_no_more_than_its_limit(
     backend: str, kind: str, tmp_path: Path

@@ -143,6 +143,42 @@ def test_alternating_figures_admit_no_more_than_the_larger_ones(
         assert_never_more_than(kind, largest, admitted)
 
 
+@pytest.mark.parametrize("kind", PACED)
+def test_a_caller_that_obeys_a_wait_is_admitted_whatever_the_figures_were_before(
+    backend: Backend, kind: str
+) -> None:
+    """A denial writes nothing, so the state keeps its figures while the caller waits. The one
+    millisecond more is that of the roundings of a bucket."""
+    waited, spare = 0, 1 if kind == "token_bucket" else 0
+    for key, rng in backend.keys(kind, "obeyed"):
+        before, after = draw_figures(rng), draw_figures(rng)
+        use(key, before, rng)
+        if rng.random() < 0.2:
+            key.apply(pausing(key.strategy(before), key.now + rng.choice((1, 800, 20_000))))
+        cost = rng.choice((1, 1, rng.randint(1, after[0]), after[0]))
+        decision = key.check(after, cost)
+        if not decision.allowed:
+            waited += 1
+            at = key.now + decision.retry_after_ms + spare
+            assert key.would_admit(after, cost, at), (before, after, cost, decision)
+    assert waited
+
+
+@pytest.mark.parametrize("kind", PACED)
+def test_a_forecast_is_true_whatever_the_figures_were_before(backend: Backend, kind: str) -> None:
+    for key, rng in backend.keys(kind, "forecast"):
+        before, after = draw_figures(rng), draw_figures(rng)
+        use(key, before, rng)
+        strategy = key.strategy(after)
+        left, told = key.apply(peeking(strategy)).remaining, key.apply(forecasting(strategy))
+        assert told.spendable_now == left
+        if left < strategy.limit:
+            key.now = told.next_replenish_at
+            assert key.apply(peeking(strategy)).remaining > left, (before, after, told)
+        key.now = told.full_at
+        assert key.apply(peeking(strategy)).remaining == strategy.limit, (before, after, told)
+
+
 @every_kind
 def test_a_pause_holds_under_all_figures(backend: Backend, kind: str) -> None:
     """Whatever is given back, settled or paused again meanwhile, under whatever figures."""

@@ -48,8 +48,9 @@ ctypedef struct KernelOutcome:
 
 
 # The figures of states, by numbers: see core/_figures.py. A record has its number in the second
-# word; that of a token bucket is above the 48 bits of its instant. Programs have few figures; states
-# of any beyond these have the number 0, and are read as if they were of the reader's own figures.
+# word, above the 48 bits of an instant: that of the write, or for a token bucket the one up to which
+# it is credited. Programs have few figures; states of any beyond these have the number 0, and are
+# read as if they were of the reader's own figures.
 cdef enum:
     MOST_FIGURES = 1 << 15
     INSTANT_BITS = 48
@@ -141,8 +142,8 @@ cdef inline void decide(
     KernelOutcome* outcome,
 ) noexcept:
     if kernel.kind == GCRA:
-        if known and b.i != kernel.figures and b.i:
-            a.d = adopted_gcra(kernel, a.d, &FIGURES[b.i], now)
+        if known and b.i >> INSTANT_BITS != kernel.figures and b.i >> INSTANT_BITS:
+            a.d = adopted_gcra(kernel, a.d, b.i, now)
         decide_gcra(kernel, known, a, now, cost, outcome)
     elif kernel.kind == TOKEN_BUCKET:
         if known and b.i >> INSTANT_BITS != kernel.figures and b.i >> INSTANT_BITS:
@@ -167,19 +168,21 @@ cdef inline double middle(double one, double other, double third) noexcept:
     return high if third > high else third
 
 
-cdef double adopted_gcra(Kernel kernel, double tat, const Figures* figures, int64_t now) noexcept:
+cdef double adopted_gcra(Kernel kernel, double tat, int64_t word, int64_t now) noexcept:
+    cdef const Figures* figures = &FIGURES[word >> INSTANT_BITS]
     cdef double interval = figures.first
     cdef double tau = figures.second
+    cdef double at = <double> (word & INSTANT_MASK)
     cdef double ahead, kept
     if tat <= now:
         return tat
     if tat * 2048.0 - floor(tat * 2048.0) == 0.5:
         return tat - (tau - interval) + (kernel.d1 - kernel.d0)
-    ahead = tat - now
+    ahead = tat - at
     kept = middle(ahead * kernel.d0 / interval, ahead * kernel.d1 / tau, ahead)
     if kept == ahead:
         return tat
-    kept = now + ceil(kept * NUDGE * 2048.0) / 2048.0
+    kept = at + ceil(kept * NUDGE * 2048.0) / 2048.0
     return kept if kept < MAX_STORED_D else MAX_STORED_D
 
 
@@ -191,9 +194,10 @@ cdef void adopt_token_bucket(Kernel kernel, Word* a, Word* b, int64_t now) noexc
     cdef int64_t at = b.i & INSTANT_MASK
     cdef bint is_paused = at > now and tokens < 1.0
     cdef double used, lowest
-    if now > at:
-        tokens = tokens + <double> (now - at) * rate
-        at = now
+    b.i = at
+    if now > at and tokens + <double> (now - at) * rate >= capacity:
+        a.d = kernel.d0
+        return
     used = capacity - (tokens if tokens < capacity else capacity)
     tokens = kernel.d0 - middle(used * kernel.d1 / rate, used * kernel.d0 / capacity, used) * NUDGE
     lowest = kernel.d0 - 2.0 * MAX_SPAN_D * kernel.d1
@@ -204,7 +208,6 @@ cdef void adopt_token_bucket(Kernel kernel, Word* a, Word* b, int64_t now) noexc
     if is_paused and tokens > NEARLY_ONE:
         tokens = NEARLY_ONE
     a.d = tokens
-    b.i = at
 
 
 cdef inline void decide_gcra(
@@ -230,7 +233,7 @@ cdef inline void decide_gcra(
     outcome.reset_at = <int64_t> ceil(fresh)
     outcome.retry = 0
     outcome.a.d = fresh
-    outcome.b.i = kernel.figures
+    outcome.b.i = now | kernel.figures << INSTANT_BITS
     outcome.ttl = at_least(1, <int64_t> ceil(fresh - now))
 
 

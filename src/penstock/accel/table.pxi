@@ -612,13 +612,13 @@ cdef class Table:
             entry.kind != kind or kind == OBJECT and <str> <PyObject*> entry.a.p != wanted
         ):
             raise self._clash(key, entry, wanted)
+        # Read before any tuple is made.
+        word = entry.b.i
         if entry.kind == GCRA:
-            return entry.a.d, FIGURES_OF_PYTHON[entry.b.i]
+            return entry.a.d, FIGURES_OF_PYTHON[word >> INSTANT_BITS], word & INSTANT_MASK
         if entry.kind == TOKEN_BUCKET:
-            # Read before any tuple is made.
-            word = entry.b.i
             bucket = entry.a.d, word & INSTANT_MASK
-            return bucket, FIGURES_OF_PYTHON[word >> INSTANT_BITS]
+            return bucket, FIGURES_OF_PYTHON[word >> INSTANT_BITS], word & INSTANT_MASK
         if entry.kind == FIXED_WINDOW:
             return entry.a.i, entry.b.i
         if entry.kind == CREDITS:
@@ -633,10 +633,10 @@ cdef class Table:
         fresh.kind = kind
         fresh.a.i = fresh.b.i = 0
         if kind == GCRA:
-            fresh.a.d, figures = state
-            fresh.b.i = number_of_figures(figures)
+            fresh.a.d, figures, fresh.b.i = state
+            fresh.b.i |= number_of_figures(figures) << INSTANT_BITS
         elif kind == TOKEN_BUCKET:
-            bucket, figures = state
+            bucket, figures, _ = state
             fresh.a.d, fresh.b.i = bucket
             fresh.b.i |= number_of_figures(figures) << INSTANT_BITS
         elif kind == FIXED_WINDOW:

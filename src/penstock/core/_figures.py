@@ -3,9 +3,16 @@
 The figures of a limit may change while it has state: by a plan, an override, a reload, or another
 constructor over the same store. The state of some strategies means nothing without its figures: a
 TAT in ms is another number of units at another pace. Such a strategy has `figures`, and a state of
-it is kept as a pair, `(state, figures)`. If the figures of a reader differ, `Strategy.adopt`
-converts the state before it is used. So the methods of a strategy always see a state of their own
-figures.
+it is kept as `(state, figures, at)`, where `at` is the instant at which it was written. If the
+figures of a reader differ, `Strategy.adopt` converts the state before it is used. So the methods of
+a strategy always see a state of their own figures.
+
+A state is converted as of the instant at which it was written, and replenished since then at the
+pace of the reader. So it converts to the same state whenever it is read, and a reader that has to
+wait is admitted at the instant that its own figures say: a denial writes nothing, and the state
+would go on at its old pace otherwise. There is one exception: a state that is fully replenished at
+its own pace, which stores may forget, is one of a new key under all figures. A wait under figures
+that take longer to replenish everything may end earlier by that.
 
 Three laws hold for every conversion, with "larger" for figures of which none is smaller:
 
@@ -13,7 +20,7 @@ Three laws hold for every conversion, with "larger" for figures of which none is
 - Lowering a limit admits no more at once than the new limit.
 - Alternating between two sets of figures admits no more than the larger of them.
 
-Let D be the units that are used and not replenished yet, b the units that may come at once, and r
+Let D be the units that were used and not replenished at that instant, b the units that may come at once, and r
 the rate. If D units become k * D, the laws leave one choice. Raising to (b', r') lengthens no wait
 if k <= b'/b and k <= r'/r. Going to smaller figures and back must not forget units, nor replenish
 them faster than r', so that the k of one direction is the inverse of the other, and 1 <= k <= r'/r.
@@ -36,7 +43,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ._decision import Outcome
-from ._validation import shown
+from ._validation import MAX_STORED_MS, shown, stored_whole
 
 if TYPE_CHECKING:
     from ._strategy import Strategy
@@ -67,12 +74,12 @@ def in_own_figures(strategy: Strategy, run: Run[R]) -> Run[R]:
     def run_on_kept(kept: Any, now: int, cost: int) -> Outcome[R]:
         state = None
         if kept is not None:
-            state, figures = kept
+            state, figures, at = kept
             if figures is not own and figures is not None and figures != own:
-                state = adopt(state, now, figures)
+                state = adopt(state, now, figures, at)
         outcome = run(state, now, cost)
         if outcome.persist and outcome.state is not None:
-            return Outcome((outcome.state, own), outcome.result, outcome.ttl_ms, True)
+            return Outcome((outcome.state, own, now), outcome.result, outcome.ttl_ms, True)
         return outcome
 
     return run_on_kept
@@ -84,10 +91,11 @@ def restored(strategy: Strategy, kept: Any) -> Any:
     own = strategy.figures
     if own is None:
         return strategy.restore(kept)
-    if isinstance(kept, (tuple, list)) and len(kept) == 2 and isinstance(kept[1], (tuple, list)):
-        state, figures = kept
-        return strategy.restore(state), _stored_figures(figures, len(own))
-    return strategy.restore(kept), own
+    if isinstance(kept, (tuple, list)) and len(kept) == 3 and isinstance(kept[1], (tuple, list)):
+        state, figures, at = kept
+        figures = _stored_figures(figures, len(own))
+        return strategy.restore(state), figures, stored_whole(at, MAX_STORED_MS)
+    return strategy.restore(kept), own, 0
 
 
 def _stored_figures(kept: Any, count: int) -> tuple[float, ...]:

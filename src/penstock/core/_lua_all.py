@@ -84,9 +84,9 @@ def script_of_all(kinds: frozenset[StepKind]) -> tuple[LuaScript, Mapping[StepKi
     }
     steps = shared("all").replace(_STEP, _steps(numbers, files)).replace(_WRITE, _writes(files))
     steps = steps.replace(_STAND, _stands(standing))
-    parts = ("local now = ARGV[1] + 0", shared("clock"), shared("look"), together, steps)
-    joined = "\n".join(parts)
-    text = f"local FOREIGN\n{apart}{inlined(joined)}"
+    joined = "\n".join((shared("clock"), shared("look"), together, steps))
+    # Functions may use `now`: some states hold the instant at which they were written.
+    text = f"local FOREIGN\nlocal now = ARGV[1] + 0\n{apart}{inlined(joined)}"
     return LuaScript("all", f"{_ALL_HEAD}{told}{constants_of(text)}{text}"), numbers
 
 

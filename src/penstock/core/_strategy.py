@@ -396,11 +396,12 @@ class Strategy(ABC):
             f"strategy {self.name!r} has no {name}; give it a {name}{arguments} method"
         )
 
-    def adopt(self, state: Any, now: int, figures: tuple[float, ...]) -> Any:
-        """The state of this strategy at `now` that stands for one that was written under other
-        `figures`. `core/_figures.py` says which laws hold. A pause keeps its instant. Only for
-        strategies that have `figures`."""
-        raise self._lacks("adopt", "(state, now, figures)")
+    def adopt(self, state: Any, now: int, figures: tuple[float, ...], at: int) -> Any:
+        """The state of this strategy that stands for one that was written at `at` under other
+        `figures`. `core/_figures.py` says which laws hold. It must not depend on `now`, except that
+        a state that is fully replenished under its own figures by then is that of a new key. A
+        pause keeps its instant. Only for strategies that have `figures`."""
+        raise self._lacks("adopt", "(state, now, figures, at)")
 
     def keeping_figures(self) -> Strategy:
         """The same strategy, whose states hold the figures that they were written with in Redis,

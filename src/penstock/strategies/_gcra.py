@@ -38,8 +38,8 @@ the pause earlier, by the units that it has more than were booked. From 2039 on 
 left for the mark, and a cancelled charge then shortens a pause by what its units take at the pace.
 
 A TAT means nothing without the interval and tau that it was written with, which are its figures.
-Under others the time that it runs ahead of now is multiplied by the middle one of 1, T' / T and
-tau' / tau (`core/_figures.py` says why), and rounded up to the grid. Waits are multiples of the
+Under others the time that it ran ahead when it was written is multiplied by the middle one of 1,
+T' / T and tau' / tau (`core/_figures.py` says why), and rounded up to the grid. Waits are multiples of the
 grid, so rounding up to it makes no wait longer than it was before. A TAT that has the mark of a
 pause is put where the first unit is there at the same instant.
 
@@ -61,7 +61,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ..core._decision import Booking, Decision, Forecast, Outcome
 from ..core._durations import parse_rate
 from ..core._figures import NUDGE, middle
-from ..core._lua import LuaSource, beside, real
+from ..core._lua import LuaSource, beside, real, whole
 from ..core._strategy import Parameter, Strategy
 from ..core._validation import MAX_SAFE, MAX_SPAN_MS, MAX_STORED_MS, reject, stored_number
 from ._token_bucket import full_before, token_bucket
@@ -77,11 +77,11 @@ def _decode(raw: Any) -> float | None:
     return None if raw is None else real(raw)
 
 
-def _decode_with_figures(raw: Any) -> tuple[float, tuple[float, float]] | None:
+def _decode_with_figures(raw: Any) -> tuple[float, tuple[float, float], int] | None:
     if raw is None:
         return None
-    tat, interval, tolerance = raw.split()
-    return real(tat), (real(interval), real(tolerance))
+    tat, interval, tolerance, at = raw.split()
+    return real(tat), (real(interval), real(tolerance)), whole(at)
 
 
 _GRID = 2048
@@ -125,7 +125,10 @@ class Gcra(Strategy):
         over=beside(__file__),
         strategy="gcra",
         argv=("now", "periodMs", "limit", "burst", "cost"),
-        state="string: the TAT, the interval and tau that it was written with, each %.17g",
+        state=(
+            "string: the TAT, the interval and tau that it was written with, each %.17g, and the "
+            "instant of that, %.0f"
+        ),
         raw="the same, or nil",
         decode=_decode_with_figures,
         beyond_check=("refund", "charge", "book", "pause"),
@@ -261,18 +264,18 @@ class Gcra(Strategy):
             return Outcome(state, None, 0, False)
         return Outcome(tat, None, max(1, ceil(tat - now)), True)
 
-    def adopt(self, state: float, now: int, figures: tuple[float, ...]) -> float:
+    def adopt(self, state: float, now: int, figures: tuple[float, ...], at: int) -> float:
         interval, tau = figures
         if state <= now:
             return state
         if _is_marked(state):
             return state - (tau - interval) + (self.tolerance_ms - self.interval_ms)
-        ahead = state - now
+        ahead = state - at
         paced, scaled = ahead * self.interval_ms / interval, ahead * self.tolerance_ms / tau
         kept = middle(paced, scaled, ahead)
         if kept == ahead:
             return state
-        return min(now + ceil(kept * NUDGE * _GRID) / _GRID, MAX_STORED_MS + 0.0)
+        return min(at + ceil(kept * NUDGE * _GRID) / _GRID, MAX_STORED_MS + 0.0)
 
     def _taken(self, tat: float, now: int) -> Outcome[Decision]:
         if tat - self.tolerance_ms <= now and _is_marked(tat):

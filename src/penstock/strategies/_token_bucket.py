@@ -15,8 +15,8 @@ What is taken unconditionally or given back may be a sum that no double is: it i
 Else what came back could be worth a token more than what was charged: three tokens on top of one
 that is not quite there are not four. A booking is rounded as a check is, whose wait it has.
 
-Under other figures the tokens that are missing are multiplied by the middle one of 1 and the ratios
-of the capacities and of the refills (`core/_figures.py` says why). The raw hash in Redis holds no
+Under other figures the tokens that were missing at `last` are multiplied by the middle one of 1 and
+the ratios of the capacities and of the refills (`core/_figures.py` says why). The raw hash in Redis holds no
 figures: there the tokens that are left are kept. Since the hash expires when the bucket of the last
 writer is full, a client that alternates between two buckets of which the larger one fills more
 slowly can have the larger one full after the time that the smaller one takes to fill.
@@ -70,11 +70,11 @@ def _decode(raw: Any) -> State | None:
     return None if fields is None else (signed(fields[0]), whole(fields[1]))
 
 
-def _decode_with_figures(raw: Any) -> tuple[State, tuple[float, float]] | None:
+def _decode_with_figures(raw: Any) -> tuple[State, tuple[float, float], int] | None:
     if all(field is None for field in raw):
         return None
     tokens, last, capacity, rate = raw
-    return (signed(tokens), whole(last)), (real(capacity), real(rate))
+    return (signed(tokens), whole(last)), (real(capacity), real(rate)), whole(last)
 
 
 def full_before(reset_at: int, full_in_ms: float, charged_at: int) -> int:
@@ -253,13 +253,13 @@ class TokenBucket(Strategy):
         tokens = min(tokens, _NEARLY_ONE)
         return Outcome((tokens, at), None, self._ttl(tokens, at, now), True)
 
-    def adopt(self, state: State, now: int, figures: tuple[float, ...]) -> State:
+    def adopt(self, state: State, now: int, figures: tuple[float, ...], at: int) -> State:
+        # Of the two instants, the one that the state has is the one up to which it is credited.
         capacity, rate = figures
         tokens, at = state
+        if now > at and tokens + (now - at) * rate >= capacity:
+            return self.capacity, at
         is_paused = at > now and tokens < 1
-        if now > at:
-            tokens += (now - at) * rate
-            at = now
         used = capacity - min(tokens, capacity)
         paced, scaled = used * self.refill_per_ms / rate, used * self.capacity / capacity
         tokens = max(self.capacity - middle(paced, scaled, used) * NUDGE, self.lowest)

@@ -18,13 +18,16 @@ end
 local function adopt(p, tokens, at, now, capacity, rate)
   local ownRate = p.refillPerSec / 1000
   if capacity ~= p.capacity or rate ~= ownRate then
-    local isPaused = at > now and tokens < 1
-    if now > at then tokens, at = tokens + (now - at) * rate, now end
-    local used = capacity - math.min(tokens, capacity)
-    local kept = middle(used * ownRate / rate, used * p.capacity / capacity, used)
-    local lowest = math.max(p.capacity - 2 * MAX_SPAN_MS * ownRate, -MAX_SAFE)
-    tokens = math.max(p.capacity - kept * (1 - 2 ^ -50), lowest)
-    if isPaused then tokens = math.min(tokens, 1 - 2 ^ -53) end
+    if now > at and tokens + (now - at) * rate >= capacity then
+      tokens = p.capacity
+    else
+      local isPaused = at > now and tokens < 1
+      local used = capacity - math.min(tokens, capacity)
+      local kept = middle(used * ownRate / rate, used * p.capacity / capacity, used)
+      local lowest = math.max(p.capacity - 2 * MAX_SPAN_MS * ownRate, -MAX_SAFE)
+      tokens = math.max(p.capacity - kept * (1 - 2 ^ -50), lowest)
+      if isPaused then tokens = math.min(tokens, 1 - 2 ^ -53) end
+    end
   end
   return {tokens = tokens, last = at}
 end
