@@ -20,11 +20,11 @@ Three laws hold for every conversion, with "larger" for figures of which none is
 - Lowering a limit admits no more at once than the new limit.
 - Alternating between two sets of figures admits no more than the larger of them.
 
-Let D be the units that were used and not replenished at that instant, b the units that may come at once, and r
-the rate. If D units become k * D, the laws leave one choice. Raising to (b', r') lengthens no wait
-if k <= b'/b and k <= r'/r. Going to smaller figures and back must not forget units, nor replenish
-them faster than r', so that the k of one direction is the inverse of the other, and 1 <= k <= r'/r.
-Hence
+Let D be the units that were used and not replenished at that instant, b the units that may come at
+once, and r the rate. If D units become k * D, the laws leave one choice. Raising to (b', r')
+lengthens no wait if k <= b'/b and k <= r'/r. Going to smaller figures and back must not forget
+units, nor replenish them faster than r', so that the k of one direction is the inverse of the
+other, and 1 <= k <= r'/r. Hence
 
     k = the middle one of 1, b'/b and r'/r
 

@@ -39,9 +39,9 @@ left for the mark, and a cancelled charge then shortens a pause by what its unit
 
 A TAT means nothing without the interval and tau that it was written with, which are its figures.
 Under others the time that it ran ahead when it was written is multiplied by the middle one of 1,
-T' / T and tau' / tau (`core/_figures.py` says why), and rounded up to the grid. Waits are multiples of the
-grid, so rounding up to it makes no wait longer than it was before. A TAT that has the mark of a
-pause is put where the first unit is there at the same instant.
+T' / T and tau' / tau (`core/_figures.py` says why), and rounded up to the grid. Waits are multiples
+of the grid, so rounding up to it makes no wait longer than it was before. A TAT that has the mark
+of a pause is put where the first unit is there at the same instant.
 
 In Redis the raw TAT holds no figures. It is read with the interval and tau of the reader, that is,
 the time that it runs ahead is kept. With the default burst that is nearly the same, since tau is

@@ -16,10 +16,10 @@ Else what came back could be worth a token more than what was charged: three tok
 that is not quite there are not four. A booking is rounded as a check is, whose wait it has.
 
 Under other figures the tokens that were missing at `last` are multiplied by the middle one of 1 and
-the ratios of the capacities and of the refills (`core/_figures.py` says why). The raw hash in Redis holds no
-figures: there the tokens that are left are kept. Since the hash expires when the bucket of the last
-writer is full, a client that alternates between two buckets of which the larger one fills more
-slowly can have the larger one full after the time that the smaller one takes to fill.
+the ratios of the capacities and of the refills (`core/_figures.py` says why). The raw hash in Redis
+holds no figures: there the tokens that are left are kept. Since the hash expires when the bucket of
+the last writer is full, a client that alternates between two buckets of which the larger one fills
+more slowly can have the larger one full after the time that the smaller one takes to fill.
 
 The order of the floating-point operations is fixed: every accelerator repeats it to the bit.
 """
