@@ -208,6 +208,35 @@ def test_a_pause_holds_under_all_figures(backend: Backend, kind: str) -> None:
             key.now += rng.choice((1, 50, 700, 5_000))
 
 
+@pytest.mark.parametrize("kind", PACED)
+def test_nothing_is_admitted_before_what_was_booked_under_other_figures(
+    backend: Backend, kind: str
+) -> None:
+    """It starts at the instant that it was given, whether a pause or earlier requests made it wait,
+    but for the millisecond of a bucket."""
+    spare = 1 if kind == "token_bucket" else 0
+    for key, rng in backend.keys(kind, "booked"):
+        before = draw_figures(rng)
+        strategy = key.strategy(before)
+        if rng.random() < 0.5:
+            key.apply(pausing(strategy, key.now + rng.choice((1, 800, 20_000))))
+        else:
+            key.check(before, before[0])
+        booked = key.apply(booking(strategy, 10**9), rng.randint(1, before[0]))
+        latest = key.now + booked.delay_ms - 1 - spare
+        for at in {key.now, rng.randint(key.now, latest), latest}:
+            assert not key.would_admit(draw_figures(rng), 1, at), (before, booked, at - key.now)
+
+
+def test_a_debt_takes_as_long_under_a_faster_pace_as_under_larger_figures() -> None:
+    store = MemoryStore()
+    before = token_bucket(5, 20)
+    store.apply("k", charging(before), NOW, 10)
+    assert store.apply("k", peeking(before), NOW, 1).retry_after_ms == 300
+    assert store.apply("k", peeking(token_bucket(5, 100)), NOW, 1).retry_after_ms == 260
+    assert store.apply("k", peeking(token_bucket(30, 120)), NOW, 1).retry_after_ms == 259
+
+
 @every_kind
 def test_after_a_pause_service_goes_on_under_all_figures(backend: Backend, kind: str) -> None:
     """Within a window, or the time that one unit takes under the new figures."""

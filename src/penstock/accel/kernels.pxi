@@ -173,16 +173,21 @@ cdef double adopted_gcra(Kernel kernel, double tat, int64_t word, int64_t now) n
     cdef double interval = figures.first
     cdef double tau = figures.second
     cdef double at = <double> (word & INSTANT_MASK)
-    cdef double ahead, kept
+    cdef double owed, used, kept
     if tat <= now:
         return tat
     if tat * 2048.0 - floor(tat * 2048.0) == 0.5:
         return tat - (tau - interval) + (kernel.d1 - kernel.d0)
-    ahead = tat - at
-    kept = middle(ahead * kernel.d0 / interval, ahead * kernel.d1 / tau, ahead)
-    if kept == ahead:
+    owed = tat - at - tau
+    if owed < 0.0:
+        owed = 0.0
+    used = tat - at - owed
+    kept = middle(used * kernel.d0 / interval, used * kernel.d1 / tau, used)
+    if owed > 0.0 and kept < kernel.d1 - kernel.d0:
+        kept = kernel.d1 - kernel.d0
+    if kept == used:
         return tat
-    kept = at + ceil(kept * NUDGE * 2048.0) / 2048.0
+    kept = at + owed + ceil(kept * NUDGE * 2048.0) / 2048.0
     return kept if kept < MAX_STORED_D else MAX_STORED_D
 
 
@@ -193,13 +198,17 @@ cdef void adopt_token_bucket(Kernel kernel, Word* a, Word* b, int64_t now) noexc
     cdef double tokens = a.d
     cdef int64_t at = b.i & INSTANT_MASK
     cdef bint is_paused = at > now and tokens < 1.0
-    cdef double used, lowest
+    cdef double used, kept, lowest
     b.i = at
     if now > at and tokens + <double> (now - at) * rate >= capacity:
         a.d = kernel.d0
         return
-    used = capacity - (tokens if tokens < capacity else capacity)
-    tokens = kernel.d0 - middle(used * kernel.d1 / rate, used * kernel.d0 / capacity, used) * NUDGE
+    used = tokens if tokens > 0.0 else 0.0
+    used = capacity - (used if used < capacity else capacity)
+    kept = middle(used * kernel.d1 / rate, used * kernel.d0 / capacity, used)
+    if tokens < 0.0:
+        kept = (kept if kept > kernel.d0 - 1.0 else kernel.d0 - 1.0) - tokens * kernel.d1 / rate
+    tokens = kernel.d0 - kept * NUDGE
     lowest = kernel.d0 - 2.0 * MAX_SPAN_D * kernel.d1
     if lowest < -MAX_SAFE_D:
         lowest = -MAX_SAFE_D

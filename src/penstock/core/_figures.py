@@ -32,6 +32,10 @@ If both figures change by the same factor, as where the burst is the limit, the 
 as it is. If only one of them changes, the used units are kept: a share of a larger burst at the
 same rate would take longer to be replenished than any wait under the old figures.
 
+What is owed, because it was booked ahead or because more was used than was there, takes as long as
+before, and nothing is available under other figures before that. So what was booked starts at its
+instant and is served before later requests, and a pause holds behind which something was booked.
+
 The raw states in Redis are shared with other clients, and hold no figures. There only strategies
 that are made by `Strategy.keeping_figures` keep them.
 """

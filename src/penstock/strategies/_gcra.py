@@ -40,8 +40,9 @@ left for the mark, and a cancelled charge then shortens a pause by what its unit
 A TAT means nothing without the interval and tau that it was written with, which are its figures.
 Under others the time that it ran ahead when it was written is multiplied by the middle one of 1,
 T' / T and tau' / tau (`core/_figures.py` says why), and rounded up to the grid. Waits are multiples
-of the grid, so rounding up to it makes no wait longer than it was before. A TAT that has the mark
-of a pause is put where the first unit is there at the same instant.
+of the grid, so rounding up to it makes no wait longer than it was before. What it ran ahead by more
+than tau is kept as it is, and the first unit comes no earlier than after that. A TAT that has the
+mark of a pause is put where the first unit is there at the same instant.
 
 In Redis the raw TAT holds no figures. It is read with the interval and tau of the reader, that is,
 the time that it runs ahead is kept. With the default burst that is nearly the same, since tau is
@@ -270,12 +271,15 @@ class Gcra(Strategy):
             return state
         if _is_marked(state):
             return state - (tau - interval) + (self.tolerance_ms - self.interval_ms)
-        ahead = state - at
-        paced, scaled = ahead * self.interval_ms / interval, ahead * self.tolerance_ms / tau
-        kept = middle(paced, scaled, ahead)
-        if kept == ahead:
+        owed = max(0.0, state - at - tau)
+        used = state - at - owed
+        paced, scaled = used * self.interval_ms / interval, used * self.tolerance_ms / tau
+        kept = middle(paced, scaled, used)
+        if owed > 0:
+            kept = max(kept, self.tolerance_ms - self.interval_ms)
+        if kept == used:
             return state
-        return min(at + ceil(kept * NUDGE * _GRID) / _GRID, MAX_STORED_MS + 0.0)
+        return min(at + owed + ceil(kept * NUDGE * _GRID) / _GRID, MAX_STORED_MS + 0.0)
 
     def _taken(self, tat: float, now: int) -> Outcome[Decision]:
         if tat - self.tolerance_ms <= now and _is_marked(tat):

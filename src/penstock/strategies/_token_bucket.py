@@ -16,10 +16,13 @@ Else what came back could be worth a token more than what was charged: three tok
 that is not quite there are not four. A booking is rounded as a check is, whose wait it has.
 
 Under other figures the tokens that were missing at `last` are multiplied by the middle one of 1 and
-the ratios of the capacities and of the refills (`core/_figures.py` says why). The raw hash in Redis
-holds no figures: there the tokens that are left are kept. Since the hash expires when the bucket of
-the last writer is full, a client that alternates between two buckets of which the larger one fills
-more slowly can have the larger one full after the time that the smaller one takes to fill.
+the ratios of the capacities and of the refills (`core/_figures.py` says why). A debt takes as long
+as before, and the first token comes no earlier than after that.
+
+The raw hash in Redis holds no figures: there the tokens that are left are kept. Since the hash
+expires when the bucket of the last writer is full, a client that alternates between two buckets of
+which the larger one fills more slowly can have the larger one full after the time that the smaller
+one takes to fill.
 
 The order of the floating-point operations is fixed: every accelerator repeats it to the bit.
 """
@@ -260,9 +263,12 @@ class TokenBucket(Strategy):
         if now > at and tokens + (now - at) * rate >= capacity:
             return self.capacity, at
         is_paused = at > now and tokens < 1
-        used = capacity - min(tokens, capacity)
+        used = capacity - min(max(tokens, 0.0), capacity)
         paced, scaled = used * self.refill_per_ms / rate, used * self.capacity / capacity
-        tokens = max(self.capacity - middle(paced, scaled, used) * NUDGE, self.lowest)
+        kept = middle(paced, scaled, used)
+        if tokens < 0:
+            kept = max(kept, self.capacity - 1) - tokens * self.refill_per_ms / rate
+        tokens = max(self.capacity - kept * NUDGE, self.lowest)
         return (min(tokens, _NEARLY_ONE) if is_paused else tokens), at
 
     def _taken(self, tokens: float, at: int, now: int) -> Outcome[Decision]:

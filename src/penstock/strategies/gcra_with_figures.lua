@@ -18,10 +18,12 @@ local function adopt(p, tat, now, interval, tau, at)
     if tat * 2048 % 1 == 0.5 then
       adopted = tat - (tau - interval) + (ownTau - ownInterval)
     else
-      local due = tat - at
-      local kept = middle(due * ownInterval / interval, due * ownTau / tau, due)
-      if kept ~= due then
-        adopted = math.min(at + math.ceil(kept * (1 - 2 ^ -50) * 2048) / 2048, MAX_STORED_MS)
+      local owed = math.max(0, tat - at - tau)
+      local used = tat - at - owed
+      local kept = middle(used * ownInterval / interval, used * ownTau / tau, used)
+      if owed > 0 then kept = math.max(kept, ownTau - ownInterval) end
+      if kept ~= used then
+        adopted = math.min(at + owed + math.ceil(kept * (1 - 2 ^ -50) * 2048) / 2048, MAX_STORED_MS)
       end
     end
   end

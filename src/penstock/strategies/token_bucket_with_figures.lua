@@ -22,8 +22,9 @@ local function adopt(p, tokens, at, now, capacity, rate)
       tokens = p.capacity
     else
       local isPaused = at > now and tokens < 1
-      local used = capacity - math.min(tokens, capacity)
+      local used = capacity - math.min(math.max(tokens, 0), capacity)
       local kept = middle(used * ownRate / rate, used * p.capacity / capacity, used)
+      if tokens < 0 then kept = math.max(kept, p.capacity - 1) - tokens * ownRate / rate end
       local lowest = math.max(p.capacity - 2 * MAX_SPAN_MS * ownRate, -MAX_SAFE)
       tokens = math.max(p.capacity - kept * (1 - 2 ^ -50), lowest)
       if isPaused then tokens = math.min(tokens, 1 - 2 ^ -53) end
