@@ -162,8 +162,10 @@ def forecasts_are_true(scenario: Scenario, events: Transcript) -> None:
         enforced = [limit.name for limit, _, _, _ in parts(scenario, event) if not limit.shadow]
         if told is None or len(enforced) != 1 or not event.ahead:
             continue
-        # It may be earlier: a key that is full under the figures it was used with is forgotten.
-        is_exact = all(same_filling(limit) for limit in scenario.limits)
+        # Under other figures it may be earlier: a key that is full under those it was used with is
+        # forgotten, and the share of a paused bucket shows when the pause is over.
+        paced = [limit for limit in scenario.limits if limit.own(0).paced]
+        is_exact = all(len(set(limit.plans)) == 1 for limit in paced)
         (name,) = enforced
         left = {at: shown[name] for at, shown in event.ahead.items()}
         left[event.now] = event.before[name]
