@@ -368,7 +368,11 @@ def test_a_record_without_figures_is_read_as_one_of_the_own_figures(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "figures", ["5", "[5]", "[5,0]", "[5,-1]", "[5,true]", '["a",1]', "[1e999,1]", "[[1],1]"]
+    "figures",
+    [
+        *("5,1", "[5],1", "[5,0],1", "[5,-1],1", "[5,true],1", '["a",1],1', "[1e999,1],1"),
+        *("[[1],1],1", "[5,1]", "[5,1],-1", "[5,1],1.5", "[5,1],null", "[5,1],1,1"),
+    ],
 )
 def test_a_record_with_bad_figures_is_an_error(figures: str) -> None:
     from penstock import ConfigInvalidError

@@ -157,8 +157,8 @@ def test_an_item_says_what_it_is_and_when_it_may_go() -> None:
         "v": 1,
         "strategy": "gcra",
         "expires_at": 1_700_000_360_000,
-        # The state, beside the figures that it was written with: T and tau.
-        "state": [1_700_000_360_000.0, [360_000.0, 3_600_000.0]],
+        # The state, the figures that it was written with, T and tau, and the instant of that.
+        "state": [1_700_000_360_000.0, [360_000.0, 3_600_000.0], 1_700_000_000_000],
     }
     ttl_s = 360
     # A clock of 2023 and a clock a day ahead: counted from now, and from then.
