@@ -51,8 +51,11 @@ def _garbage_of_drivers_stays_here(request: pytest.FixtureRequest) -> Iterator[N
 
 
 # Files that take long, or wait long. They are begun first, so that no process is left with one of
-# them at the end while the others have nothing to do.
+# them at the end while the others have nothing to do. Those of changed figures come before all: a
+# process numbers at most 32,767 figures (`accel/kernels.pxi`), which the fuzzers use up.
 LONG = (
+    "service/test_changed_figures.py",
+    "strategies/test_changed_figures.py",
     "test_install.py",
     "conformance/test_conformance.py",
     "model/",
