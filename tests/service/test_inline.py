@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -140,3 +142,40 @@ def test_what_a_request_may_leave_in_a_store_is_bounded_in_size_and_time() -> No
         assert await service.check_inline(*log)
 
     asyncio.run(main())
+
+
+MANY_FIGURES = """
+import asyncio
+from penstock import ManualClock
+from penstock.config import parse_policies
+from penstock.service import build_service
+
+FILE = '''
+version: 1
+limiters:
+  api:
+    plans: {by: plan, free: {}, pro: {user: {limit: 1000, burst: 5000}}}
+    limits:
+      user: {by: user, strategy: gcra, limit: 10, period: 1m}
+'''
+
+async def main():
+    clock = ManualClock(1_700_000_000_000)
+    service = build_service(clock=clock)
+    for limit in range(1, 33_500):
+        service.inline(limit, 3_600_000 + limit, "gcra").decide("k", 1)
+    service = build_service(parse_policies(FILE, "test"), clock=clock)
+    await service.pause("api", clock.now() + 100_000, attributes={"user": "u", "plan": "free"})
+    for told in ({"user": "u", "plan": "free"}, {"user": "u", "plan": "pro"}):
+        assert not (await service.peek_all("api", told)).verdict, told
+
+asyncio.run(main())
+"""
+
+
+def test_invented_limits_do_not_use_up_the_numbers_of_figures() -> None:
+    """Of which the compiled table has a bounded count: a pause would not hold under a plan."""
+    done = subprocess.run(
+        [sys.executable, "-c", MANY_FIGURES], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr

@@ -108,11 +108,11 @@ cdef class Kernel:
         if name == "gcra":
             self.kind = GCRA
             self.d0, self.d1, self.i0 = declared[1], declared[2], declared[3]
-            self.figures = number_of_figures((self.d0, self.d1))
+            self.figures = number_of_figures((self.d0, self.d1) if declared[4] else None)
         elif name == "token_bucket":
             self.kind = TOKEN_BUCKET
             self.d0, self.d1, self.i0 = declared[1], declared[2], declared[3]
-            self.figures = number_of_figures((self.d0, self.d1))
+            self.figures = number_of_figures((self.d0, self.d1) if declared[4] else None)
             self.i1 = <int64_t> self.d0
         elif name == "fixed_window":
             self.kind = FIXED_WINDOW

@@ -206,6 +206,11 @@ class Strategy(ABC):
     books_ahead: bool = False
     """Whether units can be taken before they are available: see `book`."""
 
+    may_change: bool = True
+    """Whether a state may be read under other figures than it was written with. False if its key
+    contains the figures, as with inline limits of a service: then the compiled table keeps no
+    number of the figures, of which a process has a bounded count."""
+
     is_held: bool = False
     """Whether units are held under an id until they are given back, as slots are. Then callers use
     `reserve` and `acquire`, and `take`, `renew` and `release` replace `check`."""

@@ -141,6 +141,8 @@ class InlinePolicies:
                 f"grows with every unit; use {_lighter(cls)}, or a policy of the policy file"
             )
         made = cls.per(limit, window_ms)
+        # The prefix contains the figures. Clients choose them, and must not use up their numbers.
+        made.may_change = False
         prefix = joined(self._prefix, INLINE, cls.name, str(limit), str(window_ms))
         limiter = limiter_on(self.store, made, self._clock, prefix)
         guard = Guard(INLINE, limit, self._fail, self._clock, self._tally, self._outages)

@@ -153,7 +153,7 @@ class Gcra(Strategy):
         self.figures: tuple[float, ...] | None = (self.interval_ms, self.tolerance_ms)
 
     def kernel_arguments(self) -> tuple[Any, ...]:
-        return self.interval_ms, self.tolerance_ms, self.burst
+        return self.interval_ms, self.tolerance_ms, self.burst, self.may_change
 
     @property
     def rate(self) -> tuple[int, int]:

@@ -162,7 +162,7 @@ class TokenBucket(Strategy):
         return cls(limit, limit * 1000 / window_ms)
 
     def kernel_arguments(self) -> tuple[Any, ...]:
-        return self.capacity, self.refill_per_ms, self.ttl_ms
+        return self.capacity, self.refill_per_ms, self.ttl_ms, self.may_change
 
     def most_within(self, span_ms: int) -> int | None:
         # A token more than the arithmetic of real numbers says, for all the roundings together.
