@@ -29,9 +29,9 @@ setup: $(VENV)/.packages .tools/.servers  ## the virtual environment, the native
 
 $(VENV)/.python:
 	@echo "==> a virtual environment in $(VENV)"
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
 	  || { echo "Python 3.10 or newer is needed: make PYTHON=python3.11 ..." >&2; exit 1; }
-	@$(PYTHON) -m venv --clear $(VENV)
+	@"$(PYTHON)" -m venv --clear $(VENV)
 	@touch $@
 
 # One environment, two stamps: what the service needs is part of what the tests need, so whoever
@@ -106,7 +106,7 @@ docs: $(VENV)/.packages  ## the documentation as a site, in build/docs
 # Two processes more than there are cores, since they often wait, and no more than five: each has
 # servers of its own. A file stays in one of them, and they are begun in the order of tests/conftest.py.
 # JOBS=0 runs all tests in one process, which a debugger needs.
-JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(5, (os.cpu_count() or 1) + 2))')
+JOBS ?= $(shell "$(PYTHON)" -c 'import os; print(min(5, (os.cpu_count() or 1) + 2))')
 PYTEST := $(BIN)/python -m pytest
 
 # Once, before each of them does the same: what they import is compiled, and cannot be missing.
@@ -134,7 +134,7 @@ pure: $(VENV)/.packages
 	@PENSTOCK_PURE=1 $(PYTEST) -p no:cacheprovider $(PURE) $(addprefix --ignore=,$(SAME))
 
 test-all:  ## the in-process tests on every Python from 3.10 up that the machine has
-	@$(PYTHON) tests/every_python.py
+	@"$(PYTHON)" tests/every_python.py
 
 test-odd: setup  ## make test for another user, in a folder with a space, with misleading variables
 	@$(BIN)/python -m tests.odd_machine
@@ -147,7 +147,7 @@ test-foreign: setup  ## clients in Go, Rust and Java, and h2spec, against the se
 	@$(PYTEST) -rs tests/service/foreign
 
 test-frameworks: .tools/.servers  ## the tests of the integrations with the previous minor of each framework
-	@$(PYTHON) tests/every_framework.py
+	@"$(PYTHON)" tests/every_framework.py
 
 bench: $(VENV)/.bench  ## measure against the peers
 	@$(BIN)/python -m bench

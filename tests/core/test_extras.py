@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import Any
 
@@ -43,7 +44,8 @@ def test_what_an_extra_brings_is_what_the_project_says() -> None:
 
 def test_the_line_is_for_the_interpreter_that_runs() -> None:
     """Whichever `pip` comes first on the path."""
-    assert install_line("redis") == f'{sys.executable} -m pip install "redis>=5" "hiredis>=3"'
+    words = shlex.split(install_line("redis"))
+    assert words == [sys.executable, "-m", "pip", "install", "redis>=5", "hiredis>=3"]
 
 
 @pytest.mark.parametrize(

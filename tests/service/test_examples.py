@@ -88,7 +88,8 @@ def test_the_unit_of_systemd(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         return
     here = tmp_path / "penstock.service"
-    here.write_text(text.replace(program, sys.executable))
+    # Quoted, since its path may have a space.
+    here.write_text(text.replace(program, f'"{sys.executable}"'))
     done = subprocess.run(
         ["systemd-analyze", "verify", str(here)], capture_output=True, text=True, check=False
     )
