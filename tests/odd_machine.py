@@ -57,9 +57,9 @@ def user() -> dict[str, Any]:
 
 
 def python_for_others() -> str:
-    """An interpreter that another user may run: one below /root is closed to others."""
+    """An interpreter that another user may run: one in the home of this user may be closed."""
     candidates = [sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"]
-    return next((each for each in candidates if not each.startswith("/root/")), "python3")
+    return next((each for each in candidates if Path.home() not in Path(each).parents), "python3")
 
 
 def prepare() -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from tests.support.effort import count
+from tests.support.variables import figure
 
 from .drawing import DRAWN
 from .stores import SERVED
 from .trying import explain, find
 
-FIRST = int(os.environ.get("SEED", "0"))
+FIRST = figure("SEED", 0)
 
 # How many scenarios, and how many in a long run.
 IN_PROCESS = {
